@@ -1,0 +1,144 @@
+"""The step descriptor: one contiguous int32 block that says all that a device must know of a step.
+
+It is what is copied to the GPU, what rank 0 broadcasts, and what a test prints. It carries changes
+only: a device keeps its rows' state between steps.
+
+Guarantees
+- Sections follow the header in the order of `Section`; each is a C-contiguous int32 array.
+- A row's `joined` entry precedes or accompanies its first use; `page_writes` are applied before the
+  step's tokens are computed; an entry never names the dummy row.
+
+What a device does with a step
+- `joined`: set the row's sampling parameters.
+- `page_writes`: page_table[row, index] = page (a new page, or a canonical page after a merge).
+- each segment (row, start, count, samples): compute the next `count` prefill tokens at positions
+  [start, start + count) and set length[row] = start + count. If `samples`, the token sampled from
+  the last position becomes last_token[row]; else nothing is sampled.
+- each decode row: compute last_token[row] at position length[row], then length[row] += 1, and the
+  sampled token becomes last_token[row].
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from engine.request import Int32Array
+
+VERSION: Final = 1
+HEADER_WORDS: Final = 16
+# Words of the header.
+(
+    H_VERSION,
+    H_STEP,
+    H_WORDS,
+    H_FLAGS,
+    H_JOINED,
+    H_PAGE_WRITES,
+    H_SEGMENTS,
+    H_PREFILL_TOKENS,
+    H_DECODE,
+    H_MAX_LENGTH,
+) = range(10)
+SAME_DECODE_ROWS: Final = 1  # flag: decode rows are those of the previous step, and not repeated
+
+JOINED_WORDS: Final = 8  # row, temperature, top_k, top_p, min_p, seed low, seed high, 0
+PAGE_WRITE_WORDS: Final = 3  # row, index, page
+SEGMENT_WORDS: Final = 4  # row, start, count, samples
+
+
+def _no_words(columns: int) -> Int32Array:
+    return np.empty((0, columns), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDescriptor:
+    """One step's changes and work, as arrays.
+
+    joined          [n, 8] int32: row, then float32 bits of temperature, top_k, float32 bits of top_p
+                    and min_p, the seed's low and high words, 0
+    page_writes     [n, 3] int32: row, index in its page table, page
+    segments        [n, 4] int32: row, start, count, samples (0 or 1)
+    prefill_tokens  [sum of counts] int32, in the segments' order
+    decode_rows     [n] int32
+    max_length      longest row after this step, in tokens
+    """
+
+    step: int
+    decode_rows: Int32Array
+    same_decode_rows: bool = False
+    max_length: int = 0
+    joined: Int32Array = field(default_factory=lambda: _no_words(JOINED_WORDS))
+    page_writes: Int32Array = field(default_factory=lambda: _no_words(PAGE_WRITE_WORDS))
+    segments: Int32Array = field(default_factory=lambda: _no_words(SEGMENT_WORDS))
+    prefill_tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens this step samples."""
+        return int(self.segments[:, 3].sum()) + len(self.decode_rows)
+
+    def words(self) -> int:
+        """Length of the encoded block."""
+        return HEADER_WORDS + sum(part.size for part in self._parts())
+
+    def _parts(self) -> tuple[Int32Array, ...]:
+        decode = self.decode_rows[:0] if self.same_decode_rows else self.decode_rows
+        return (self.joined, self.page_writes, self.segments, self.prefill_tokens, decode)
+
+    def encode_into(self, block: Int32Array) -> Int32Array:
+        """Writes the block's first `words()` words and returns that part of it."""
+        out = block[: self.words()]
+        out[:HEADER_WORDS] = 0
+        out[H_VERSION], out[H_STEP], out[H_WORDS] = VERSION, self.step, out.size
+        out[H_FLAGS] = SAME_DECODE_ROWS if self.same_decode_rows else 0
+        out[H_JOINED], out[H_PAGE_WRITES] = len(self.joined), len(self.page_writes)
+        out[H_SEGMENTS], out[H_PREFILL_TOKENS] = len(self.segments), self.prefill_tokens.size
+        out[H_DECODE], out[H_MAX_LENGTH] = self.decode_rows.size, self.max_length
+        at = HEADER_WORDS
+        for part in self._parts():
+            if part.size:
+                out[at : at + part.size] = part.reshape(-1)
+                at += part.size
+        return out
+
+    def encode(self) -> Int32Array:
+        """A block of its own."""
+        return self.encode_into(np.empty(self.words(), np.int32))
+
+
+def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescriptor:
+    """The descriptor in `block`, as views into it.
+
+    previous_decode_rows  [m] int32, the decode rows of the step before
+
+    Raises ValueError where the block is not a descriptor of this version.
+    """
+    if block.size < HEADER_WORDS or block[H_VERSION] != VERSION or block[H_WORDS] != block.size:
+        raise ValueError(f"not a step descriptor of version {VERSION}: {block[:HEADER_WORDS]}")
+    at = HEADER_WORDS
+
+    def take(rows: int, columns: int) -> Int32Array:
+        nonlocal at
+        part = block[at : at + rows * columns].reshape(rows, columns)
+        at += rows * columns
+        return part
+
+    joined = take(int(block[H_JOINED]), JOINED_WORDS)
+    page_writes = take(int(block[H_PAGE_WRITES]), PAGE_WRITE_WORDS)
+    segments = take(int(block[H_SEGMENTS]), SEGMENT_WORDS)
+    prefill_tokens = take(int(block[H_PREFILL_TOKENS]), 1)[:, 0]
+    same = bool(block[H_FLAGS] & SAME_DECODE_ROWS)
+    decode_rows = previous_decode_rows if same else take(int(block[H_DECODE]), 1)[:, 0]
+    if at != block.size or decode_rows.size != block[H_DECODE]:
+        raise ValueError(f"step descriptor's counts do not add up: {block[:HEADER_WORDS]}")
+    return StepDescriptor(
+        step=int(block[H_STEP]),
+        decode_rows=decode_rows,
+        same_decode_rows=same,
+        max_length=int(block[H_MAX_LENGTH]),
+        joined=joined,
+        page_writes=page_writes,
+        segments=segments,
+        prefill_tokens=prefill_tokens,
+    )

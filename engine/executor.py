@@ -1,0 +1,39 @@
+"""What the engine asks of a device.
+
+An executor keeps the per-row device state (page table, length, last token, sampling parameters),
+applies the changes a step descriptor carries, and runs the step. It decides nothing.
+"""
+
+from typing import Protocol
+
+from engine.request import Int32Array
+
+
+class LaunchedStep(Protocol):
+    """One step in flight. Owned by the engine thread."""
+
+    def is_done_no_sync(self) -> bool:
+        """True once its token ids are on the host and every page it reads or writes is idle."""
+        ...
+
+    def wait_tokens_sync(self) -> Int32Array:
+        """Blocks until done. [sampled] int32: first the prefill segments that sample, in the
+        descriptor's order, then its decode rows in order."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs step descriptors in the order they are launched. Owned by the engine thread."""
+
+    pages: int  # pages of the KV pool, the dummy page 0 included
+    page_size: int
+    vocab_size: int  # width of the logits
+
+    def launch_no_sync(self, descriptor: Int32Array) -> LaunchedStep:
+        """Applies the descriptor's changes and starts its step; does not wait for the device.
+
+        The executor copies what it keeps: the caller may overwrite `descriptor` on return.
+        """
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP interface: Starlette routes over a `Service` that runtime provides."""

@@ -1,0 +1,89 @@
+"""What the HTTP routes ask of the rest of the server.
+
+`runtime` implements these Protocols over its threads; tests implement them with fakes. Every method is
+called on the HTTP loop and none blocks it.
+"""
+
+import enum
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.request import Delta, Prompt, SamplingParams
+
+
+class State(enum.Enum):
+    """Whether the API answers."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The served model, and the limits that validation needs."""
+
+    id: str
+    created: int  # unix seconds
+    max_model_len: int  # prompt + output, tokens
+    vocab_size: int  # ids below it are valid in a prompt
+    has_chat_template: bool
+
+
+class Rejected(Exception):
+    """A request that is refused before its first byte; carries an OpenAI error body's fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        type: str = "invalid_request_error",
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.param, self.code, self.type = param, code, type
+        self.retry_after_s = retry_after_s
+
+
+class Generation(Protocol):
+    """One accepted request on its way. Owned by the HTTP loop."""
+
+    prompt_tokens: int
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        """Deltas in order, those that piled up merged into one; ends after one with a `finish`."""
+        ...
+
+    def abort(self) -> None:
+        """The client is gone: give its row and pages back. Does nothing once it has finished."""
+        ...
+
+
+class Service(Protocol):
+    """The server behind the routes."""
+
+    def state(self) -> State: ...
+
+    def gil_enabled(self) -> bool: ...
+
+    def model(self) -> ModelCard:
+        """Only after `state()` is READY."""
+        ...
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool
+    ) -> Generation:
+        """Tokenizes and queues a request.
+
+        Where `max_tokens_given` is False, `params.max_new_tokens` is replaced by what the context
+        leaves. Raises `Rejected`: context_length_exceeded, an empty prompt, ids out of the
+        vocabulary, a template that raises, a full queue (503), draining (503).
+        If the caller is cancelled while it waits, the request is aborted.
+        """
+        ...
