@@ -1,0 +1,51 @@
+"""What an engine is told once, before it is built. "auto" is resolved while building."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Engine settings; validated in `__post_init__`, never edited afterwards.
+
+    Raises ValueError naming the field, its value and the limit.
+    """
+
+    model: Path
+    device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:N"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    page_size: int = 64  # tokens a KV page holds
+    max_running: int = 256  # rows: requests that hold pages at the same time
+    max_model_len: int | None = None  # prompt + output, tokens; None: the checkpoint's own
+    prefill_budget: int | None = 2048  # prefill tokens a step; None: whole prompts
+    max_kv_tokens: int | None = None  # None: from memory_fraction
+    memory_fraction: float = 0.85  # of what is free after the weights are loaded
+    cache: Literal["radix", "naive"] = "radix"
+    overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
+    cpu_threads: int | None = None  # torch's intra-op threads; None: every core
+    seed: int = 0  # of dummy weights
+
+    def __post_init__(self) -> None:
+        self._within("page_size", self.page_size, 1, 256)
+        self._within("max_running", self.max_running, 1, 65_536)
+        for name in ("max_model_len", "prefill_budget", "max_kv_tokens", "cpu_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                self._within(name, value, 1, 2**31 - 1)
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be in (0, 1]")
+        if self.cache not in ("radix", "naive"):
+            raise ValueError(f"cache is {self.cache!r}; it must be radix or naive")
+        if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
+            raise ValueError(
+                f"dtype is {self.dtype!r}; it must be auto, float32, float16 or bfloat16"
+            )
+        if self.load_format not in ("auto", "dummy"):
+            raise ValueError(f"load_format is {self.load_format!r}; it must be auto or dummy")
+
+    @staticmethod
+    def _within(name: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; it must be between {low} and {high}")

@@ -1,0 +1,115 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+The same object serves HTTP, where the engine thread calls it, and offline use, where the caller does.
+Knows nothing of text, sockets or other threads.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.executor import Executor, LaunchedStep
+from engine.plan import StepPlan
+from engine.request import Finish, Request, StepOutput
+from engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for people and metrics; pages are KV pages, seconds are of this engine's life."""
+
+    running: int
+    waiting: int
+    free_pages: int
+    cached_pages: int
+    evictable_pages: int
+    total_pages: int
+    page_size: int
+    steps: int
+    retractions: int
+    host_s: float  # planning and committing, without waiting for the device
+
+
+class Engine:
+    """Scheduler and executor, and the steps in flight between them. Owned by one thread."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, overlap: bool) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._depth = 1 if overlap else 0  # steps that stay in flight after `step` returns
+        self._in_flight: deque[tuple[StepPlan, LaunchedStep]] = deque()
+        self._block = np.empty(1024, np.int32)
+        self._steps = 0
+        self._host_s = 0.0
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises ValueError where it can never be served."""
+        self._scheduler.submit(request)
+
+    def abort(self, request_id: int) -> None:
+        """Ends a request; the next output says so. Does nothing where it has already ended."""
+        self._scheduler.abort(request_id)
+
+    def stop_matched(self, request_id: int) -> None:
+        """A stop string was found in the request's text: end it. Whoever found it tells the client."""
+        self._scheduler.abort(request_id, finish=Finish.STOP)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    def step(self) -> StepOutput | None:
+        """Launches the next step and commits the oldest; None where there was nothing to do.
+
+        Blocks until a step in flight is done where nothing else can be launched.
+        """
+        begun = time.perf_counter()
+        plan = self._scheduler.plan()
+        self._host_s += time.perf_counter() - begun
+        if plan is not None:
+            self._launch(plan)
+        if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
+            return self._commit_oldest()
+        return self._scheduler.take_ended()
+
+    def _launch(self, plan: StepPlan) -> None:
+        words = plan.descriptor.words()
+        if words > len(self._block):
+            self._block = np.empty(2 * words, np.int32)
+        block = plan.descriptor.encode_into(self._block)
+        self._in_flight.append((plan, self._executor.launch_no_sync(block)))
+        self._steps += 1
+
+    def _commit_oldest(self) -> StepOutput:
+        plan, launched = self._in_flight.popleft()
+        token_ids = launched.wait_tokens_sync()
+        begun = time.perf_counter()
+        output = self._scheduler.commit(plan, token_ids)
+        self._host_s += time.perf_counter() - begun
+        return output
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return EngineStats(
+            running=scheduler.running,
+            waiting=len(scheduler.waiting),
+            free_pages=scheduler.pool.free_pages,
+            cached_pages=scheduler.cache.cached_pages,
+            evictable_pages=scheduler.cache.evictable_pages,
+            total_pages=scheduler.pool.capacity,
+            page_size=scheduler.page_size,
+            steps=self._steps,
+            retractions=scheduler.retractions,
+            host_s=self._host_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts the scheduler's invariants. Walks everything: for tests and idle moments."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Gives the device's memory back. The engine is not used afterwards."""
+        self._in_flight.clear()
+        self._executor.close()

@@ -1,0 +1,106 @@
+"""One step as the scheduler puts it together, and the snapshot that its commit needs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.descriptor import JOINED_WORDS, PAGE_WRITE_WORDS, SEGMENT_WORDS, StepDescriptor
+from engine.request import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One launched step. Results are committed against it, never against the state of that moment.
+
+    sample_rows       [sampled] rows in the order of the sampled tokens
+    sample_positions  [sampled] int32, each token's index in its sequence
+    chunk_rows        [n] rows whose chunk samples nothing
+    chunk_ends        [n] int32, positions computed once the chunk is done
+    prefilled_rows    rows whose prompt is complete with this step
+    """
+
+    descriptor: StepDescriptor
+    sample_rows: NDArray[np.intp]
+    sample_positions: Int32Array
+    chunk_rows: NDArray[np.intp]
+    chunk_ends: Int32Array
+    prefilled_rows: tuple[int, ...]
+
+    @property
+    def step(self) -> int:
+        return self.descriptor.step
+
+
+class Draft:
+    """A step being put together, in lists. Owned by the engine thread; lives for one `plan`."""
+
+    def __init__(self) -> None:
+        self.segments: list[tuple[int, int, int, bool]] = []  # row, start, count, samples
+        self.page_writes: list[Int32Array] = []  # [n, 3] each
+        self._tokens: list[Int32Array] = []
+        self._joined: list[Int32Array] = []
+
+    def join(self, words: Int32Array) -> None:
+        self._joined.append(words)
+
+    def write_pages(
+        self, rows: NDArray[np.intp], indices: NDArray[np.integer], pages: Int32Array
+    ) -> None:
+        self.page_writes.append(page_writes(rows, indices, pages))
+
+    def add_segment(self, row: int, start: int, tokens: Int32Array, samples: bool) -> None:
+        self.segments.append((row, start, len(tokens), samples))
+        self._tokens.append(tokens)
+
+    def finish(
+        self,
+        step: int,
+        decode: NDArray[np.intp],
+        same_decode: bool,
+        positions: Int32Array,
+        writes: list[Int32Array],
+    ) -> StepPlan:
+        """The plan. `positions` are those of the decode rows' sampled tokens."""
+        sampling = [(row, start + count) for row, start, count, samples in self.segments if samples]
+        chunks = [(r, start + count) for r, start, count, samples in self.segments if not samples]
+        ends = [start + count for _, start, count, _ in self.segments]
+        prefilled = tuple(row for row, _ in sampling)
+        descriptor = StepDescriptor(
+            step=step,
+            decode_rows=decode.astype(np.int32),
+            same_decode_rows=same_decode,
+            max_length=max(int(positions.max(initial=0)), max(ends, default=0)),
+            joined=_stack(self._joined, JOINED_WORDS),
+            page_writes=_stack(writes, PAGE_WRITE_WORDS),
+            segments=np.array(self.segments, np.int32).reshape(-1, SEGMENT_WORDS),
+            prefill_tokens=np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
+        )
+        if sampling:
+            head = np.array([position for _, position in sampling], np.int32)
+            decode = np.concatenate([np.array(prefilled, np.intp), decode])
+            positions = np.concatenate([head, positions])
+        return StepPlan(
+            descriptor,
+            decode,
+            positions,
+            np.array([row for row, _ in chunks], np.intp),
+            np.array([end for _, end in chunks], np.int32),
+            prefilled,
+        )
+
+
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+def page_writes(
+    rows: NDArray[np.intp], indices: NDArray[np.integer], pages: Int32Array
+) -> Int32Array:
+    """[n, 3] int32: page_table[row, index] = page, for a descriptor."""
+    return np.stack([rows, indices, pages], axis=1).astype(np.int32)
+
+
+def _stack(parts: list[Int32Array], columns: int) -> Int32Array:
+    if not parts:
+        return np.empty((0, columns), np.int32)
+    return np.concatenate([part.reshape(-1, columns) for part in parts])

@@ -1,0 +1,115 @@
+"""Host time of one decode step: `plan` + encode + `commit`, without a device and without torch.
+
+    python -m perf.bench_scheduler
+
+Each batch size runs decode steps of requests that neither start nor end, with a page boundary crossed
+by some rows in every step, as in a live batch; medians and p99 over all steps.
+"""
+
+import time
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engine.cache_factory import build_prefix_cache
+from engine.core import Engine
+from engine.pages import PagePool
+from engine.request import Int32Array, Request, SamplingParams
+from engine.scheduler import Scheduler
+from perf.results import save
+
+BUDGET_MS = {256: 0.2, 1024: 0.8}
+
+
+class EchoStep:
+    """A step that is done at once and says token 7 for every row."""
+
+    def __init__(self, tokens: Int32Array) -> None:
+        self._tokens = tokens
+
+    def is_done_no_sync(self) -> bool:
+        return True
+
+    def wait_tokens_sync(self) -> Int32Array:
+        return self._tokens
+
+
+class EchoExecutor:
+    """Does nothing, quickly: what is left is the host's time."""
+
+    vocab_size = 1000
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.pages, self.page_size = pages, page_size
+        self._tokens = np.full(4096, 7, np.int32)
+
+    def launch_no_sync(self, descriptor: Int32Array) -> EchoStep:
+        samples = int(descriptor[8]) + int(descriptor[6])
+        return EchoStep(self._tokens[:samples])
+
+    def close(self) -> None:
+        pass
+
+
+def measure(batch: int, steps: int, overlap: bool) -> dict[str, Any]:
+    """Times `steps` decode steps over `batch` running requests."""
+    page_size, context = 64, 4096
+    pages = 1 + batch * context // page_size
+    scheduler = Scheduler(
+        pool=PagePool(pages),
+        cache=build_prefix_cache("radix", page_size),
+        max_running=batch,
+        max_model_len=context,
+        prefill_budget=None,
+        eos_ids=(2,),
+    )
+    engine = Engine(scheduler, EchoExecutor(pages, page_size), overlap=overlap)
+    rng = np.random.default_rng(0)
+    for number in range(batch):
+        # Lengths differ, so that rows cross a page boundary in different steps.
+        prompt = rng.integers(10, 1000, int(rng.integers(64, 256))).astype(np.int32)
+        engine.submit(Request(number, prompt, SamplingParams(max_new_tokens=3000), seed=number))
+    while engine.stats().running < batch:
+        engine.step()
+    for _ in range(100):
+        engine.step()
+    times = np.empty(steps)
+    for index in range(steps):
+        begun = time.perf_counter()
+        output = engine.step()
+        times[index] = time.perf_counter() - begun
+        assert output is not None and len(output.token_ids) == batch
+    scheduler.check_integrity()
+    return {
+        "batch": batch,
+        "overlap": overlap,
+        "median_ms": float(np.median(times) * 1e3),
+        "p99_ms": float(np.quantile(times, 0.99) * 1e3),
+        "budget_ms": BUDGET_MS.get(batch),
+    }
+
+
+@click.command()
+@click.option("--steps", default=1000, help="Decode steps timed per batch size.")
+def main(steps: int) -> None:
+    cells = [(b, overlap) for b in (16, 32, 64, 128, 256, 512, 1024) for overlap in (False, True)]
+    rows = [measure(b, steps, overlap) for b, overlap in track(cells, "scheduler")]
+    table = Table("running", "overlap", "median ms", "p99 ms", "budget ms", title="host per step")
+    for row in rows:
+        table.add_row(
+            str(row["batch"]),
+            "on" if row["overlap"] else "off",
+            f"{row['median_ms']:.3f}",
+            f"{row['p99_ms']:.3f}",
+            "" if row["budget_ms"] is None else str(row["budget_ms"]),
+        )
+    Console().print(table)
+    print(save("bench_scheduler", {"steps": steps, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Random arrivals, aborts and steps: everyone ends once, with the output of a lone run."""
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.core import Engine
+from engine.pages import PagePool
+from engine.cache_factory import build_prefix_cache
+from engine.request import Finish, Request, SamplingParams, StepOutput
+from engine.scheduler import Scheduler
+from tests.fakes_executor import FakeExecutor, expected_output
+
+EOS = 5
+MAX_MODEL_LEN = 48
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Drives an engine over a fake executor; the model is `expected_output`."""
+
+    @initialize(
+        page_size=st.sampled_from([1, 3, 4, 16]),
+        spare_pages=st.integers(0, 40),
+        max_running=st.integers(1, 6),
+        budget=st.sampled_from([None, 1, 5, 16]),
+        cache=st.sampled_from(["radix", "naive"]),
+        overlap=st.booleans(),
+    )
+    def build(
+        self,
+        page_size: int,
+        spare_pages: int,
+        max_running: int,
+        budget: int | None,
+        cache: str,
+        overlap: bool,
+    ) -> None:
+        max_pages = -(-MAX_MODEL_LEN // page_size)
+        pages = 1 + max_pages + spare_pages
+        self.executor = FakeExecutor(pages, page_size, max_running, max_pages)
+        self.scheduler = Scheduler(
+            pool=PagePool(pages),
+            cache=build_prefix_cache(cache, page_size),
+            max_running=max_running,
+            max_model_len=MAX_MODEL_LEN,
+            prefill_budget=budget,
+            eos_ids=(EOS,),
+        )
+        self.engine = Engine(self.scheduler, self.executor, overlap=overlap)
+        self.requests: dict[int, Request] = {}
+        self.outputs: dict[int, list[int]] = defaultdict(list)
+        self.finishes: dict[int, Finish] = {}
+        self.started: set[int] = set()
+        self.aborted: set[int] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+        new=st.integers(1, 30),
+        namespace=st.sampled_from(["", "tenant"]),
+        stop=st.lists(st.integers(0, 96), max_size=6),
+        ignore_eos=st.booleans(),
+    )
+    def submit(
+        self, prompt: list[int], new: int, namespace: str, stop: list[int], ignore_eos: bool
+    ) -> None:
+        new = min(new, MAX_MODEL_LEN - len(prompt))
+        params = SamplingParams(
+            max_new_tokens=new, stop_token_ids=tuple(stop), ignore_eos=ignore_eos
+        )
+        number = len(self.requests)
+        request = Request(number, np.array(prompt, np.int32), params, seed=1, namespace=namespace)
+        self.engine.submit(request)
+        self.requests[number] = request
+
+    @precondition(lambda self: len(self.requests) > len(self.finishes))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        alive = [number for number in self.requests if number not in self.finishes]
+        number = data.draw(st.sampled_from(alive))
+        self.aborted.add(number)
+        self.engine.abort(number)
+
+    @rule(steps=st.integers(1, 8))
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._take(self.engine.step())
+            self.scheduler.check_integrity()
+
+    def _take(self, output: StepOutput | None) -> None:
+        if output is None:
+            return
+        self.started.update(one.request.id for one in output.started)
+        triples = zip(output.request_ids, output.token_ids, output.finishes, strict=True)
+        for number, token, finish in triples:
+            assert number not in self.finishes, "something came after the end"
+            if token >= 0:
+                assert number in self.started
+                self.outputs[int(number)].append(int(token))
+            if finish:
+                self.finishes[int(number)] = Finish(finish)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(3000):
+            if not self.engine.has_work:
+                break
+            self._take(self.engine.step())
+        self._take(self.engine.step())  # what ended without a token
+        assert not self.engine.has_work
+        self.scheduler.check_integrity()
+        for number, request in self.requests.items():
+            self._check(number, request)
+        assert self.scheduler.rows.free == self.scheduler.rows.count
+        assert len(self.scheduler.fence) == 0
+        self.scheduler.pool.give(self.scheduler.cache.clear())
+        assert self.scheduler.pool.free_pages == self.scheduler.pool.capacity
+
+    def _check(self, number: int, request: Request) -> None:
+        params = request.params
+        eos = () if params.ignore_eos else (EOS,)
+        stop_ids = frozenset([*eos, *params.stop_token_ids])
+        whole = expected_output(request.prompt_ids, params.max_new_tokens, stop_ids)
+        got = self.outputs[number]
+        if self.finishes[number] == Finish.ABORT:
+            assert number in self.aborted
+            assert got == whole[: len(got)]
+        else:
+            assert got == whole
+            expected = Finish.STOP if whole[-1] in stop_ids else Finish.LENGTH
+            assert self.finishes[number] == expected
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestScheduler = SchedulerMachine.TestCase

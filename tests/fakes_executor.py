@@ -1,0 +1,114 @@
+"""An executor whose "model" can be checked: a token depends on every token before it, by position.
+
+Its KV pages hold (token, position) per slot. Computing a row reads all of them back through the page
+table, so that one page too early, too late or in the wrong place changes what comes out, or fails.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine import descriptor as d
+from engine.request import Int32Array
+
+VOCAB = 97
+
+
+def next_token(tokens: list[int] | Int32Array) -> int:
+    """What the fake model says after these tokens."""
+    ids = np.asarray(tokens, np.int64)
+    weights = np.arange(1, len(ids) + 1, dtype=np.int64) * 7919 + 13
+    return int((ids * weights % 10_007).sum() % VOCAB)
+
+
+def expected_output(
+    prompt: Int32Array, max_new_tokens: int, stop_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """The output of a request that has the machine for itself."""
+    tokens = list(map(int, prompt))
+    output: list[int] = []
+    while len(output) < max_new_tokens and (not output or output[-1] not in stop_ids):
+        output.append(next_token(tokens))
+        tokens.append(output[-1])
+    return output
+
+
+@dataclass
+class FakeStep:
+    """A step in flight; `tokens` are computed at once, as a serial device would."""
+
+    executor: "FakeExecutor"
+    tokens: Int32Array
+    read_pages: dict[int, int] = field(default_factory=dict)  # page → row that reads or writes it
+
+    def is_done_no_sync(self) -> bool:
+        return True
+
+    def wait_tokens_sync(self) -> Int32Array:
+        assert self.executor.in_flight.popleft() is self, "steps are committed out of order"
+        return self.tokens
+
+
+class FakeExecutor:
+    """Satisfies engine.executor.Executor."""
+
+    def __init__(self, pages: int, page_size: int, max_rows: int, max_pages: int) -> None:
+        self.pages, self.page_size, self.vocab_size = pages, page_size, VOCAB
+        self.kv = np.full((pages * page_size, 2), -1, np.int64)
+        self.page_table = np.zeros((max_rows + 1, max_pages), np.int32)
+        self.length = np.zeros(max_rows + 1, np.int64)
+        self.last_token = np.full(max_rows + 1, -1, np.int64)
+        self.previous_decode = np.empty(0, np.int32)
+        self.in_flight: deque[FakeStep] = deque()
+        self.steps = 0
+        self.closed = False
+
+    def launch_no_sync(self, descriptor: Int32Array) -> FakeStep:
+        step = d.decode(descriptor.copy(), self.previous_decode)
+        assert step.step == self.steps + 1
+        self.steps, self.previous_decode = step.step, step.decode_rows
+        written = {(int(row), int(index)) for row, index, _ in step.page_writes}
+        assert len(written) == len(step.page_writes), "one entry is written twice in a step"
+        self.page_table[step.page_writes[:, 0], step.page_writes[:, 1]] = step.page_writes[:, 2]
+        launched = FakeStep(self, np.empty(0, np.int32))
+        tokens: list[int] = []
+        at = 0
+        for row, start, count, samples in step.segments.tolist():
+            for position, token in enumerate(step.prefill_tokens[at : at + count], start):
+                self._store(launched, row, position, int(token))
+            at += count
+            self.length[row] = start + count
+            if samples:
+                tokens.append(self._sample(launched, row))
+        assert len(set(step.decode_rows.tolist())) == len(step.decode_rows)
+        for row in step.decode_rows.tolist():
+            self._store(launched, row, int(self.length[row]), int(self.last_token[row]))
+            self.length[row] += 1
+            tokens.append(self._sample(launched, row))
+        launched.tokens = np.array(tokens, np.int32)
+        assert len(tokens) == step.sampled
+        self.in_flight.append(launched)
+        return launched
+
+    def _store(self, launched: FakeStep, row: int, position: int, token: int) -> None:
+        page = int(self.page_table[row, position // self.page_size])
+        assert page != 0, "a token was stored in the dummy page"
+        for other in self.in_flight:
+            reader = other.read_pages.get(page, row)
+            assert reader == row, f"page {page} is written while row {reader}'s step is in flight"
+        launched.read_pages[page] = row
+        self.kv[page * self.page_size + position % self.page_size] = token, position
+
+    def _sample(self, launched: FakeStep, row: int) -> int:
+        length = int(self.length[row])
+        positions = np.arange(length)
+        pages = self.page_table[row, positions // self.page_size]
+        kv = self.kv[pages * self.page_size + positions % self.page_size]
+        assert (kv[:, 1] == positions).all(), f"row {row} reads another position's page"
+        launched.read_pages.update(dict.fromkeys(pages.tolist(), row))
+        self.last_token[row] = next_token(kv[:, 0])
+        return int(self.last_token[row])
+
+    def close(self) -> None:
+        self.closed = True
