@@ -1,7 +1,7 @@
 """What the HTTP routes ask of the rest of the server.
 
-`runtime` implements these Protocols over its threads; tests implement them with fakes. Every method is
-called on the HTTP loop and none blocks it.
+`runtime` implements these Protocols over its threads; tests implement them with fakes. Every method
+is called on the HTTP loop and none blocks it.
 """
 
 import enum

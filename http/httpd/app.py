@@ -1,0 +1,53 @@
+"""The Starlette app: routes, and the layers around them.
+
+From the outside in: Starlette's own catch-all, CORS where it is switched on, `Edge` (request id,
+500 bodies), `BodyLimit`, Starlette's exception handlers, the router. Routing and every decision go
+by `scope["path"]`; the Host header decides nothing.
+"""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from httpd import chat, completions
+from httpd.body import BodyLimit
+from httpd.edge import Edge
+from httpd.endpoint import Api, Endpoint
+from httpd.errors import on_http_exception, on_rejected
+from httpd.service import Rejected, Service
+from httpd.settings import HttpSettings
+from httpd.status import status_routes
+
+CHAT = Api(chat.ID_PREFIX, chat.parse_chat, chat.ChatShape)
+COMPLETIONS = Api(completions.ID_PREFIX, completions.parse_completion, completions.CompletionShape)
+
+
+def create_app(service: Service, settings: HttpSettings) -> Starlette:
+    """The ASGI app that answers for `service`; it may be served before the service is READY."""
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
+            Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
+            *status_routes(service, settings.version),
+        ],
+        middleware=_middleware(settings),
+        exception_handlers={HTTPException: on_http_exception, Rejected: on_rejected},
+    )
+    app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
+    return app
+
+
+def _middleware(settings: HttpSettings) -> list[Middleware]:
+    layers = [Middleware(Edge), Middleware(BodyLimit, max_bytes=settings.max_body_bytes)]
+    if settings.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        layers.insert(0, cors)
+    return layers

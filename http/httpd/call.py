@@ -1,0 +1,43 @@
+"""One checked request, as the endpoints hand it to the service and to the answer."""
+
+from dataclasses import dataclass
+
+from engine.request import Prompt, SamplingParams
+from httpd.fields import Fields, StreamOptions
+from httpd.service import ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to generate, and how to tell it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    max_tokens_given: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    unknown_fields: tuple[str, ...]  # names in the body that were ignored
+
+    @classmethod
+    def of(
+        cls,
+        fields: Fields,
+        prompt: Prompt,
+        card: ModelCard,
+        *,
+        default_tokens: int | None,
+        unknown_fields: tuple[str, ...],
+    ) -> "Call":
+        """The call for checked fields; without `default_tokens` the context is the limit."""
+        limit = fields.token_limit() or default_tokens
+        options = fields.stream_options or StreamOptions()
+        return cls(
+            prompt=prompt,
+            params=fields.sampling(limit or card.max_model_len, card.vocab_size),
+            max_tokens_given=limit is not None,
+            stream=fields.stream,
+            include_usage=options.include_usage,
+            continuous_usage=options.continuous_usage_stats,
+            unknown_fields=unknown_fields,
+        )

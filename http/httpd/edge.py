@@ -1,0 +1,48 @@
+"""The outermost layer: an x-request-id on every response, and a JSON body for our own faults."""
+
+import logging
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from httpd.errors import error_response, internal_error
+
+log = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Edge:
+    """ASGI middleware around everything else. Owned by the HTTP loop."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": list(message.get("headers", []))}
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            if started:
+                raise  # only closing the connection can still tell the client
+            await error_response(internal_error())(scope, receive, send_with_id)
+
+
+def _request_id(wanted: str) -> str:
+    """The client's own where it is harmless; it names nothing inside the server."""
+    return wanted if _SANE_ID.fullmatch(wanted) else f"req_{secrets.token_hex(12)}"

@@ -1,0 +1,220 @@
+"""The scalar fields of a request: their types and limits, and which fields are refused by name.
+
+pydantic checks types and ranges in strict mode: a boolean is no integer, "1" is no number. Explicit
+nulls are dropped before, so null always means the default.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+
+from engine.request import SamplingParams
+from httpd.errors import unsupported
+from httpd.invalid import first_error
+from httpd.text import shown
+
+INT32_MAX = 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+# Below these the value means its limit, and float32 arithmetic would overflow on the way there.
+GREEDY_BELOW = 1e-5
+TOP_P_FLOOR = 1e-6
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 128
+
+TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOP_STRINGS),
+    FailFast(),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`; what it does not know, such as include_obfuscation, changes nothing."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class TemplateKwargs(BaseModel):
+    """`chat_template_kwargs`: an allow-list, lest a request override what we give the template."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    enable_thinking: bool | None = None
+
+
+class Fields(BaseModel):
+    """What chat and text completions share."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: str
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    stop: StopStrings = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()] = []
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    def token_limit(self) -> int | None:
+        """The most tokens to generate, None where the client does not say."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def sampling(self, max_new_tokens: int, vocab_size: int) -> SamplingParams:
+        """The engine's parameters. Raises `Rejected` for a stop id out of the vocabulary."""
+        for index, token_id in enumerate(self.stop_token_ids):
+            if token_id >= vocab_size:
+                raise unsupported(
+                    f"stop_token_ids[{index}]",
+                    f"Invalid 'stop_token_ids[{index}]': {token_id} is not in the vocabulary of "
+                    f"{vocab_size} tokens.",
+                )
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=self.temperature if self.temperature >= GREEDY_BELOW else 0.0,
+            top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
+            top_p=max(self.top_p, TOP_P_FLOOR),
+            min_p=self.min_p,
+            seed=self.seed,
+            stop=tuple(dict.fromkeys(self.stop)),
+            stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids)),
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+
+class ChatFields(Fields):
+    """A body of /v1/chat/completions; the messages are checked one by one in messages.py."""
+
+    messages: Annotated[list[Any], Field(min_length=1)]
+    chat_template_kwargs: TemplateKwargs = TemplateKwargs()
+
+
+class CompletionFields(Fields):
+    """A body of /v1/completions; the prompt is checked in completions.py."""
+
+    prompt: Any
+
+
+# Accepted, and without effect on the generated text.
+IGNORED = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+        "web_search_options",
+    }
+)
+
+# Fields that would change the output, and the values of each that ask for nothing, as null does.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "use_beam_search": (False,),
+    "min_tokens": (0,),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+    "truncate_prompt_tokens": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "cache_salt": ("",),
+    "lora_path": ("",),
+}
+
+AnyFields = TypeVar("AnyFields", bound=Fields)
+
+
+def read_fields(kind: type[AnyFields], body: dict[str, Any]) -> AnyFields:
+    """The checked fields of `body`. Raises `Rejected` (400) naming the first that is wrong."""
+    given = {name: value for name, value in body.items() if value is not None}
+    _refuse_unsupported(given, kind)
+    options = given.get("stream_options")
+    if isinstance(options, dict):
+        given["stream_options"] = {k: v for k, v in options.items() if v is not None}
+    try:
+        fields = kind.model_validate(given)
+    except ValidationError as error:
+        raise first_error(error) from None
+    if fields.stream_options is not None and not fields.stream:
+        raise unsupported(
+            "stream_options", "Invalid 'stream_options': only allowed where 'stream' is true."
+        )
+    return fields
+
+
+def unknown_fields(kind: type[Fields], body: dict[str, Any]) -> tuple[str, ...]:
+    """Names in `body` that mean nothing here."""
+    return tuple(
+        name
+        for name in body
+        if name not in kind.model_fields and name not in IGNORED and name not in NEUTRAL
+    )
+
+
+def _refuse_unsupported(given: dict[str, Any], kind: type[Fields]) -> None:
+    for name, neutral in NEUTRAL.items():
+        if name not in given or name in kind.model_fields:
+            continue
+        value = given[name]
+        if not any(type(value) is type(ok) and value == ok for ok in neutral):
+            only = " or ".join(shown(ok) for ok in (*neutral, None))
+            raise unsupported(
+                name,
+                f"Unsupported value for '{name}': {shown(value)}. "
+                f"This server does not have that feature; leave it out, or send {only}.",
+            )

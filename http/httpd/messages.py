@@ -1,0 +1,144 @@
+"""Chat messages: checked one by one, then reduced to what a chat template may see.
+
+Written by hand where fields.py uses pydantic: a union of roles and content forms makes pydantic's
+errors name union branches, while clients need `messages[0].content[1]`.
+"""
+
+from typing import Any
+
+from httpd.errors import invalid, unsupported, wrong_type
+from httpd.service import Rejected
+from httpd.strict_json import parse_object
+from httpd.text import shown
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+# Content parts that are text, and the key that holds it.
+_TEXT_PARTS = {"text": "text", "refusal": "refusal"}
+
+# Optional string keys that templates use.
+_PASSED = ("name", "reasoning_content")
+
+
+def read_messages(messages: list[Any]) -> tuple[dict[str, Any], ...]:
+    """The messages in the form that templates know: content is a string, arguments are objects.
+
+    Raises `Rejected` (400) naming the first wrong place.
+    """
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _message(message: Any, path: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise wrong_type(path, "an object", message)
+    role = _role(message, path)
+    calls = _tool_calls(message.get("tool_calls"), path) if role == "assistant" else []
+    may_be_empty = role == "assistant"
+    read: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(message.get("content"), f"{path}.content", may_be_empty),
+    }
+    for name in _PASSED:
+        if message.get(name) is not None:
+            read[name] = _string(message[name], f"{path}.{name}")
+    if role == "tool":
+        read["tool_call_id"] = _required_string(message, "tool_call_id", path)
+    if calls:
+        read["tool_calls"] = calls
+    return read
+
+
+def _role(message: dict[str, Any], path: str) -> str:
+    role = _required_string(message, "role", path)
+    if role not in ROLES:
+        raise invalid(
+            f"Invalid value for '{path}.role': {shown(role)}. Supported values are: "
+            f"{', '.join(ROLES)}.",
+            f"{path}.role",
+            "invalid_value",
+        )
+    return role
+
+
+def _content(content: Any, path: str, may_be_empty: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_empty:
+        return ""
+    if not isinstance(content, list):
+        raise wrong_type(path, "a string or an array of content parts", content)
+    if not content and not may_be_empty:
+        raise invalid(f"Invalid '{path}': empty array.", path, "empty_array")
+    return "".join(_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, path: str) -> str:
+    if not isinstance(part, dict):
+        raise wrong_type(path, "an object", part)
+    kind = _required_string(part, "type", path)
+    if kind not in _TEXT_PARTS:
+        raise unsupported(
+            path,
+            f"Unsupported content part '{path}' of type {shown(kind)}: this model takes text only.",
+        )
+    return _required_string(part, _TEXT_PARTS[kind], path)
+
+
+def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    """An assistant's earlier calls; an empty list counts as none: templates test for presence."""
+    if calls is None:
+        return []
+    if not isinstance(calls, list):
+        raise wrong_type(f"{path}.tool_calls", "an array", calls)
+    return [_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, path: str) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise wrong_type(path, "an object", call)
+    kind = call.get("type")
+    if kind not in (None, "function"):
+        raise unsupported(
+            f"{path}.type", f"Unsupported value for '{path}.type': {shown(kind)}. Only 'function'."
+        )
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object", function)
+    name = _required_string(function, "name", f"{path}.function")
+    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
+    read = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if call.get("id") is not None:
+        read["id"] = _string(call["id"], f"{path}.id")
+    return read
+
+
+def _arguments(arguments: Any, path: str) -> Any:
+    """The arguments as an object, which templates print as JSON; text that is none stays text.
+
+    A model wrote them, so they need not parse, and must not make the conversation unusable.
+    """
+    if arguments is None:
+        return {}
+    if isinstance(arguments, dict):
+        return arguments
+    text = _string(arguments, path)
+    try:
+        return parse_object(text.encode()) if text.strip() else {}
+    except Rejected:
+        return text
+
+
+def _required_string(holder: dict[str, Any], name: str, path: str) -> str:
+    if holder.get(name) is None:
+        raise invalid(
+            f"Missing required parameter: '{path}.{name}'.",
+            f"{path}.{name}",
+            "missing_required_parameter",
+        )
+    return _string(holder[name], f"{path}.{name}")
+
+
+def _string(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string", value)
+    return value

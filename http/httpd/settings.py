@@ -1,0 +1,17 @@
+"""The limits and habits of the HTTP interface, fixed before the app is built."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What an operator may change. Built once by `runtime`, never edited afterwards."""
+
+    version: str
+    max_body_bytes: int = 10 * MIB
+    body_timeout_s: float = 60.0  # to send the whole request body
+    ping_interval_s: float = 15.0  # of silence, then an SSE comment keeps proxies from closing
+    stall_timeout_s: float = 60.0  # a stream whose client reads nothing for so long is aborted
+    cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all

@@ -1,0 +1,68 @@
+"""The routes that read and never generate: /health, /ready, /version, /v1/models."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from httpd.errors import not_ready, unknown_model
+from httpd.service import ModelCard, Service, State
+from httpd.text import json_bytes
+
+
+def status_routes(service: Service, version: str) -> list[Route]:
+    """The routes over `service`."""
+
+    async def health(_request: Request) -> Response:
+        """Answers from the start; 503 only where a restart is what helps."""
+        state = service.state()
+        told = {"state": state.value, "gil_enabled": service.gil_enabled(), "version": version}
+        return _json(told, 503 if state is State.FAILED else 200)
+
+    async def ready(_request: Request) -> Response:
+        _ready_model(service)
+        return _json({"state": State.READY.value})
+
+    async def version_of(_request: Request) -> Response:
+        return _json({"version": version})
+
+    async def models(_request: Request) -> Response:
+        return _json({"object": "list", "data": [_model_object(_ready_model(service))]})
+
+    async def model(request: Request) -> Response:
+        card = _ready_model(service)
+        if request.path_params["id"] != card.id:
+            raise unknown_model(request.path_params["id"])
+        return _json(_model_object(card))
+
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/version", version_of, methods=["GET"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{id:path}", model, methods=["GET"]),
+    ]
+
+
+def _ready_model(service: Service) -> ModelCard:
+    """Raises `Rejected` (503) outside of READY."""
+    state = service.state()
+    if state is not State.READY:
+        raise not_ready(state)
+    return service.model()
+
+
+def _model_object(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "plait",
+        "root": card.id,
+        "max_model_len": card.max_model_len,
+    }
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(json_bytes(value), status, media_type="application/json")

@@ -1,0 +1,118 @@
+"""A `Service` that answers from a script, with gates that a test opens. Knows no threads."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from engine.request import Delta, Finish, Prompt, SamplingParams
+from httpd.service import ModelCard, Rejected, State
+
+CARD = ModelCard(
+    id="org/tiny-model", created=1_700_000_000, max_model_len=64, vocab_size=100,
+    has_chat_template=True,
+)  # fmt: skip
+
+
+def delta(
+    text: str = "", finish: Finish = Finish.NONE, *, tokens: int = 0, **more: object
+) -> Delta:
+    """A delta whose token count stands for itself."""
+    made = Delta(
+        request_id=1, text=text, token_ids=(), finish=finish, completion_tokens=tokens,
+        cached_tokens=2,
+    )  # fmt: skip
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+HELLO = (
+    delta("Hel", tokens=1),
+    delta("", tokens=2),  # held back
+    delta("lo", tokens=3),
+    delta("!", Finish.STOP, tokens=4),
+)
+
+
+class FakeGeneration:
+    """Plays its deltas. Owned by the test's loop."""
+
+    def __init__(self, script: Sequence[Delta | Exception], gate: asyncio.Event) -> None:
+        self.prompt_tokens = 5
+        self.aborts = 0
+        self.ended = False
+        self.waiting = asyncio.Event()  # set while it waits at the gate
+        self._script = script
+        self._gate = gate
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for item in self._script:
+            self.waiting.set()
+            await self._gate.wait()
+            if isinstance(item, Exception):
+                raise item
+            self.ended = item.finish is not Finish.NONE
+            yield item
+
+    def abort(self) -> None:
+        if not self.ended:
+            self.aborts += 1
+
+
+@dataclass(frozen=True)
+class Submission:
+    prompt: Prompt
+    params: SamplingParams
+    max_tokens_given: bool
+
+
+class FakeService:
+    """Records what is submitted and plays `script` for each. Owned by the test's loop."""
+
+    def __init__(self, script: Sequence[Delta | Exception] = HELLO) -> None:
+        self.script = script
+        self.current_state = State.READY
+        self.card = CARD
+        self.refusal: Exception | None = None
+        self.submissions: list[Submission] = []
+        self.generations: list[FakeGeneration] = []
+        self.cancelled_submits = 0
+        self.submitting = asyncio.Event()  # set while submit waits
+        self.accept = asyncio.Event()  # lets submit return
+        self.produce = asyncio.Event()  # lets deltas out
+        self.accept.set()
+        self.produce.set()
+
+    def state(self) -> State:
+        return self.current_state
+
+    def gil_enabled(self) -> bool:
+        return False
+
+    def model(self) -> ModelCard:
+        assert self.current_state is State.READY
+        return self.card
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool
+    ) -> FakeGeneration:
+        self.submissions.append(Submission(prompt, params, max_tokens_given))
+        self.submitting.set()
+        try:
+            await self.accept.wait()
+        except asyncio.CancelledError:
+            self.cancelled_submits += 1
+            raise
+        if self.refusal is not None:
+            raise self.refusal
+        generation = FakeGeneration(self.script, self.produce)
+        self.generations.append(generation)
+        return generation
+
+
+def context_refusal() -> Rejected:
+    """What the real service raises for a prompt that is too long."""
+    return Rejected(
+        400,
+        "This model's maximum context length is 64 tokens; the prompt has 65.",
+        param="messages",
+        code="context_length_exceeded",
+    )
