@@ -127,7 +127,9 @@ class RadixCache:
             child = node.children.get((namespace, token_ids[at : at + size].tobytes()))
             if child is None:
                 break
-            common = _common_length(child.tokens, token_ids[at:end]) // size
+            common = 1  # the key was equal, so the first page is
+            if len(child.pages) > 1 and at + size < end:
+                common = _common_length(child.tokens, token_ids[at:end]) // size
             node = child if common == len(child.pages) else self._split(child, common)
             node.last_use = self._clock
             path.append(node.pages)
@@ -220,7 +222,7 @@ class RadixCache:
         assert locked == self._locked, "locked pages are miscounted"
         pages = self.all_pages()
         assert len(pages) == self.cached_pages, "evictable pages are miscounted"
-        assert len(np.unique(pages)) == len(pages), "a page is cached twice"
+        assert np.bincount(pages, minlength=1).max() <= 1, "a page is cached twice"
         queued = {id(node) for node in nodes if node.queued}
         assert len(self._heap) == len(queued), "a node is on the heap twice, or was evicted"
         assert {id(node) for _, _, node in self._heap} == queued

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -49,7 +50,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(25)
+        self.pool = PagePool(40)
         self.cache = build_prefix_cache(self.kind, self.page_size, self.eviction)
         self.model: dict[Prefix, ModelPage] = {}
         self.locks: list[tuple[Node, Prefix]] = []
@@ -57,7 +58,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     namespaces = st.sampled_from(["", "a"])
     # Blocks of a page each, all equal but for one token, and the tokens of a partial page.
-    prompts = st.tuples(st.lists(st.integers(0, 2), max_size=7), st.integers(0, 3))
+    prompts = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=7), st.integers(0, 3))
+    seldom = st.integers(0, 3).map(lambda draw: draw == 3)  # else all is locked and none evicted
 
     def tokens_of(self, prompt: tuple[list[int], int]) -> tuple[int, ...]:
         blocks, rest = prompt
@@ -104,7 +106,7 @@ class CacheMachine(RuleBasedStateMachine):
             pages.append(self.model.pop(min(leaves)[1]).page)
         return pages
 
-    @rule(namespace=namespaces, prompt=prompts, lock=st.booleans())
+    @rule(namespace=namespaces, prompt=prompts, lock=seldom)
     def match(self, namespace: str, prompt: tuple[list[int], int], lock: bool) -> None:
         tokens = self.tokens_of(prompt)
         found = self.use(namespace, tokens)
@@ -114,7 +116,16 @@ class CacheMachine(RuleBasedStateMachine):
         if lock:
             self.remember(match.node, found)
 
-    @rule(namespace=namespaces, prompt=prompts, lock=st.booleans())
+    @initialize(prompts=st.lists(st.tuples(namespaces, prompts, st.booleans()), max_size=8))
+    def fill(self, prompts: list[tuple[str, tuple[list[int], int], bool]]) -> None:
+        """Some prefixes of which some were locked: evictions have something to choose from."""
+        for namespace, prompt, locked in prompts:
+            held = len(self.locks)
+            self.insert(namespace, prompt, locked)
+            if len(self.locks) > held:
+                self.unlock_at(held)
+
+    @rule(namespace=namespaces, prompt=prompts, lock=seldom)
     def insert(self, namespace: str, prompt: tuple[list[int], int], lock: bool) -> None:
         """A prompt that was computed without looking into the cache."""
         tokens = self.tokens_of(prompt)
@@ -169,7 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
         for prefix in self.prefixes(namespace, tokens):
             self.model[prefix].locks -= 1
 
-    @rule(count=st.integers(0, 10))
+    @rule(count=st.integers(0, 4))
     def evict(self, count: int) -> None:
         self.returned(self.cache.evict(count), self.evicted_from_model(count))
 

@@ -202,6 +202,24 @@ def test_evicts_the_oldest_leaf_first() -> None:
     assert cache.evict(2).tolist() == [10, 20]
 
 
+def test_a_split_hands_its_uses_on() -> None:
+    cache = RadixCache(PAGE, EVICTION["lfu"])
+    for text, first in (("aabb", 10), ("cc", 20)):
+        node = insert(cache, text, first).node
+        cache.lock(node)
+        cache.unlock(node)
+    matched(cache, "aa")  # split, and used after cc
+    assert cache.evict(3).tolist() == [11, 20, 10]
+
+
+def test_a_split_hands_its_age_on() -> None:
+    cache = RadixCache(PAGE, EVICTION["fifo"])
+    insert(cache, "aabb", 10)
+    insert(cache, "cc", 20)
+    matched(cache, "aa")
+    assert cache.evict(3).tolist() == [11, 10, 20]
+
+
 def test_keeps_no_array_of_its_caller() -> None:
     cache = RadixCache(PAGE)
     ids, own = tokens("aabb"), pages(10, 2)
