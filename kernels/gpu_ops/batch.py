@@ -1,0 +1,35 @@
+"""What attention must know of one step: which queries belong to which sequence, and where its pages are.
+
+Knows nothing of requests or rows: a sequence is a run of queries and a list of pages.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The sequences of one step: first the prefill segments, then the decode rows, one query each.
+
+    q_indptr    [sequences + 1]            int32: sequence i owns queries [q_indptr[i], q_indptr[i+1])
+    kv_lens     [sequences]                int32: keys it attends to, its own new ones included
+    page_table  [sequences, max_pages]     int32: its pages in order; past its end anything valid
+
+    The last query of a sequence is its key kv_lens - 1, and a query sees no later key. A padding
+    sequence (CUDA graphs by bucket) has one query, kv_lens 1 and the dummy page 0.
+
+    Compatible with graph capture: the tensors may be static buffers that a replay refills. Then
+    the four counts are those of the capture, and `max_kv_len` is an upper bound, not the maximum.
+    """
+
+    q_indptr: torch.Tensor
+    kv_lens: torch.Tensor
+    page_table: torch.Tensor
+    prefills: int
+    decodes: int
+    max_q_len: int
+    max_kv_len: int
+    # What a backend derives from this batch once for all layers; only the backend reads it.
+    plan: Any = field(default=None, compare=False)

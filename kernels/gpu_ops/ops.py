@@ -1,0 +1,166 @@
+"""The operations of a forward pass: one signature for every device.
+
+Each picks its implementation by the device of its first tensor: CUDA kernels, or torch on the CPU.
+Knows no model.
+
+n = tokens of the step, hq / hkv = query / key-value heads, d = head_dim, v = vocabulary. Unless a
+line says otherwise, tensors have the model's dtype and are contiguous, arithmetic is float32 and a
+result is rounded once. The CUDA ones launch on the current stream, do not synchronise and may be
+captured in a graph.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+
+from gpu_ops import cpu_attention, cpu_linear, reference, sampling
+from gpu_ops.batch import AttentionBatch
+
+Tensor = torch.Tensor
+
+
+@functools.cache
+def _cuda() -> ModuleType:
+    """The CUDA implementations: loaded on first use, because importing triton takes a second."""
+    return importlib.import_module("gpu_ops.triton_ops")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weightᵀ + bias, [n, out].
+
+    x       [n, in]
+    weight  [out, in], or on the CPU one that `cpu_linear.pack` made
+    """
+    if weight.is_mkldnn:
+        return cpu_linear.packed_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension; a new tensor.
+
+    x       [..., size]
+    weight  [size]
+    """
+    if x.is_cuda:
+        return _cuda().rms_norm(x, weight, eps)
+    return reference.rms_norm(x, weight, eps)
+
+
+def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place; returns rms_norm(residual, weight, eps), a new tensor.
+
+    x, residual  [n, size]; the sum is rounded to their dtype before it is normed
+    weight       [size]
+    """
+    if x.is_cuda:
+        return _cuda().add_rms_norm_(x, residual, weight, eps)
+    return reference.add_rms_norm_(x, residual, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [n, f].
+
+    gate_up  [n, 2 f]: gate, then up
+    """
+    if gate_up.is_cuda:
+        return _cuda().silu_mul(gate_up)
+    return reference.silu_mul(gate_up)
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """q, normed where there are weights and rotated, [n, hq, d]; k likewise and v go into the caches.
+
+    qkv                 [n, (hq + 2 hkv) * d]: query heads, key heads, value heads
+    q_weight, k_weight  [d]: RMS norm of each head before it is rotated; both or neither
+    cos_sin             [max_positions, d] float32: d / 2 cosines, then d / 2 sines
+    positions           [n] int32, rows of cos_sin
+    slots               [n] int32: page * page_size + offset; distinct, but for those of page 0
+    k_cache, v_cache    [pages, page_size, hkv, d], written in place
+
+    Rotation pairs dimension i with i + d / 2. The result need not be contiguous in n.
+    """
+    arguments = (qkv, q_weight, k_weight, eps, cos_sin, positions, slots, k_cache, v_cache)
+    if qkv.is_cuda:
+        return _cuda().qk_norm_rope_store(*arguments)
+    return reference.qk_norm_rope_store(*arguments)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention of each sequence's queries over its paged keys and values, [n, hq, d].
+
+    q                 [n, hq, d], heads contiguous
+    k_cache, v_cache  [pages, page_size, hkv, d]; query head h reads key head h // (hq / hkv)
+    scale             of the scores, 1 / sqrt(d) for most models
+    window            keys a query sees, itself included; None: all up to itself
+    """
+    if q.is_cuda:
+        return _cuda().paged_attention(q, k_cache, v_cache, batch, scale, window)
+    return cpu_attention.paged_attention(q, k_cache, v_cache, batch, scale, window)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed_lo: Tensor,
+    seed_hi: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """One token id per row, [n] int32. A row's id does not depend on the other rows.
+
+    logits            [n, v] model's dtype or float32
+    temperature       [n] float32; 0 is greedy: the largest logit, the lowest id among equals
+    top_k             [n] int32, 0 is off
+    top_p, min_p      [n] float32, 1 and 0 are off
+    seed_lo, seed_hi  [n] int32, the words of the seed
+    position          [n] int32, the sampled token's index in its sequence
+
+    p = softmax(logits / temperature). An id stays if its logit is at least the top_k-th largest, and
+    its p at least the smallest p in the smallest set (largest p first) of mass >= top_p, and its p
+    at least min_p times the largest: each filter looks at the whole p, and equals stay together.
+    u = word 0 of Philox4x32-10 with key (seed_lo, seed_hi) and counter (position, 0, 0, 0), over 2³².
+    The id is the first, in order of ids, at which the mass that stays exceeds u times its total.
+    """
+    arguments = (logits, temperature, top_k, top_p, min_p, seed_lo, seed_hi, position)
+    if logits.is_cuda:
+        return _cuda().sample(*arguments)
+    return sampling.sample(*arguments)
+
+
+def moe(
+    x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalise: bool
+) -> Tensor:
+    """Each token's top_k experts' outputs, weighted by the router's softmax, [n, size].
+
+    x              [n, size]
+    router_logits  [n, experts]; the softmax runs over all experts, then `renormalise` scales the
+                   chosen ones to sum to 1
+    w13            [experts, 2 f, size]: gate, then up
+    w2             [experts, size, f]
+    """
+    if x.is_cuda:
+        return _cuda().moe(x, router_logits, w13, w2, top_k, renormalise)
+    return reference.moe(x, router_logits, w13, w2, top_k, renormalise)
