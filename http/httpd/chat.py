@@ -6,12 +6,12 @@ from typing import Any
 from engine.request import ChatPrompt
 from httpd.answer import End, Identity
 from httpd.call import Call
-from httpd.errors import unknown_model, unsupported
+from httpd.errors import invalid, unknown_model, unsupported
 from httpd.fields import ChatFields, read_fields, unknown_fields
 from httpd.messages import read_messages
 from httpd.service import ModelCard
 from httpd.strict_json import parse_object
-from httpd.text import json_string, well_formed
+from httpd.text import json_string, json_text, well_formed
 
 ID_PREFIX = "chatcmpl-"
 
@@ -28,6 +28,13 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
     if not card.has_chat_template:
         raise unsupported(
             "messages", "This model has no chat template; use /v1/completions instead."
+        )
+    if len(fields.messages) > card.max_model_len:  # each takes a token at least
+        raise invalid(
+            f"This model's maximum context length is {card.max_model_len} tokens; the request has "
+            f"{len(fields.messages)} messages.",
+            "messages",
+            "context_length_exceeded",
         )
     prompt = ChatPrompt(
         messages=read_messages(fields.messages),
@@ -58,7 +65,7 @@ class ChatShape:
 
     def closing(self, end: End, usage: str) -> str:
         """An empty delta with the finish reason."""
-        fields = json.dumps(end.fields())[1:]
+        fields = json_text(end.fields())[1:]
         return f'{self._choice}{{}},"logprobs":null,{fields}]{usage}}}\n\n'
 
     def last_usage(self, usage: str) -> str:

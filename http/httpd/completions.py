@@ -10,7 +10,7 @@ from httpd.errors import invalid, unknown_model, unsupported, wrong_type
 from httpd.fields import CompletionFields, read_fields, unknown_fields
 from httpd.service import ModelCard, Rejected
 from httpd.strict_json import parse_object
-from httpd.text import json_string, shown, well_formed
+from httpd.text import json_string, json_text, shown, well_formed
 
 ID_PREFIX = "cmpl-"
 DEFAULT_MAX_TOKENS = 16  # the OpenAI API's own
@@ -90,7 +90,7 @@ class CompletionShape:
 
     def closing(self, end: End, usage: str) -> str:
         """No text, and the finish reason."""
-        fields = json.dumps(end.fields())[1:]
+        fields = json_text(end.fields())[1:]
         return f'{self._choice}"","logprobs":null,{fields}]{usage}}}\n\n'
 
     def last_usage(self, usage: str) -> str:

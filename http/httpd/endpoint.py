@@ -5,7 +5,6 @@ generation is aborted or finished when the endpoint returns.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from httpd.errors import error_body, internal_error, not_ready
 from httpd.events import DONE, EventStream
 from httpd.service import Generation, ModelCard, Rejected, Service, State
 from httpd.settings import HttpSettings
-from httpd.text import json_bytes, shown
+from httpd.text import json_bytes, json_text, shown
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ async def _send_deltas(
     def usage(delta: Delta | None) -> str:
         """The usage key of a chunk that has choices."""
         if call.continuous_usage:
-            return f',"usage":{json.dumps(_usage(generation, delta))}'
+            return f',"usage":{json_text(_usage(generation, delta))}'
         return ',"usage":null' if call.include_usage else ""
 
     opening = shape.opening(usage(None))
@@ -134,7 +133,7 @@ async def _send_deltas(
         if end is not None:
             last = text + shape.closing(end, usage(delta))
             if call.include_usage:
-                total = json.dumps(_usage(generation, delta))
+                total = json_text(_usage(generation, delta))
                 last += shape.last_usage(f',"usage":{total}')
             return last + DONE
         if text:
@@ -149,4 +148,4 @@ def _usage(generation: Generation, delta: Delta | None) -> dict[str, object]:
 
 
 def _error_event(failure: Rejected) -> str:
-    return f"data: {json_bytes(error_body(failure)).decode()}\n\n"
+    return f"data: {json_text(error_body(failure))}\n\n"

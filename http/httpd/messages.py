@@ -13,6 +13,8 @@ from httpd.text import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
+MAX_TOOL_CALLS = 128  # in one message
+
 # Content parts that are text, and the key that holds it.
 _TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 
@@ -90,6 +92,12 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(calls, list):
         raise wrong_type(f"{path}.tool_calls", "an array", calls)
+    if len(calls) > MAX_TOOL_CALLS:
+        raise invalid(
+            f"Invalid '{path}.tool_calls': {len(calls)} calls are more than {MAX_TOOL_CALLS}.",
+            f"{path}.tool_calls",
+            "array_above_max_length",
+        )
     return [_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
 
 

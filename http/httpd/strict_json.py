@@ -1,106 +1,51 @@
-"""Bytes from a client to plain JSON values, without the liberties that Python's parser takes.
+"""Bytes from a client to plain JSON values, by pydantic's parser.
 
-Refused: NaN and infinities (spelt so, or by overflow as 1e999), names that occur twice in one
-object, encodings other than UTF-8, deep nesting. Lone surrogates are replaced: a cut emoji in a
-chat history is no reason to lose the conversation.
+It refuses what Python's own takes: NaN and infinities, encodings other than UTF-8, nesting beyond
+200 levels. It also makes no Python call per value, so a body of a million objects does not set off
+the cyclic garbage collector, which on a free-threaded build stops every thread: measured, 3 million
+empty objects take 1.6 s here and 60 s with an `object_pairs_hook`.
 """
 
-import json
-import math
 import re
 from typing import Any
 
+from pydantic_core import from_json
+
 from httpd.errors import invalid
-from httpd.service import Rejected
-from httpd.text import shown, well_formed
+from httpd.text import shown
 
-MAX_DEPTH = 64  # chat bodies need about 6, JSON schemas of tools about 20
-
-# Text decoded from UTF-8 has no surrogates; only an escape can make one.
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Any escape in a JSON string, so that an escaped backslash hides what follows it; group 1 is half
+# of a surrogate pair that lacks its other half.
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|\\."
+)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises `Rejected` (400)."""
+    """The JSON object in `body`. Raises `Rejected` (400).
+
+    Lone surrogates become U+FFFD: a cut emoji in a chat history is no reason to lose the chat.
+    """
     try:
-        value = _parse(body.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise _bad_json(f"byte {error.start} is not valid UTF-8") from None
+        value = _parse(body)
+    except ValueError as error:
+        why = str(error)
+        raise invalid(f"The request body is not valid JSON: {why}.", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise invalid(
             f"The request body must be a JSON object, not {shown(value)}.", None, "invalid_type"
         )
-    _check_depth(value)
-    if _SURROGATE_ESCAPE.search(body):
-        scrubbed: dict[str, Any] = _scrub(value)
-        return scrubbed
     return value
 
 
-def _parse(text: str) -> Any:
+def _parse(body: bytes) -> Any:
     try:
-        return json.loads(
-            text,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            object_pairs_hook=_unique,
-        )
-    except json.JSONDecodeError as error:
-        raise _bad_json(f"{error.msg} at line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise _too_deep() from None
+        return from_json(body, allow_inf_nan=False, cache_strings="keys")
     except ValueError:
-        raise _bad_json("a number has too many digits") from None
-
-
-def _bad_json(why: str) -> Rejected:
-    return invalid(f"The request body is not valid JSON: {why}.", None, "invalid_json")
-
-
-def _too_deep() -> Rejected:
-    return _bad_json(f"it nests deeper than {MAX_DEPTH} levels")
-
-
-def _refuse_constant(name: str) -> None:
-    raise _bad_json(f"{name} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise _bad_json(f"the number {digits[:32]} is out of range")
-    return number
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _bad_json(f"the name {shown(twice)} occurs twice in one object")
-    return value
-
-
-def _check_depth(value: dict[str, Any]) -> None:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _scrub(value: Any) -> Any:
-    """A copy with well-formed strings; depth was checked."""
-    if isinstance(value, str):
-        return well_formed(value)
-    if isinstance(value, list):
-        return [_scrub(item) for item in value]
-    if isinstance(value, dict):
-        return {well_formed(name): _scrub(item) for name, item in value.items()}
-    return value
+        if not _SURROGATE.search(body):
+            raise
+    repaired = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], body)
+    return from_json(repaired, allow_inf_nan=False, cache_strings="keys")

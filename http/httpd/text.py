@@ -26,9 +26,14 @@ def json_string(text: str) -> str:
     return json.dumps(well_formed(text))
 
 
-def json_bytes(value: object) -> bytes:
+def json_text(value: object) -> str:
     """Compact ASCII JSON. Raises ValueError for NaN and infinities."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def json_bytes(value: object) -> bytes:
+    """`json_text` as bytes."""
+    return json_text(value).encode()
 
 
 def shown(value: object) -> str:
