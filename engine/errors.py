@@ -1,9 +1,20 @@
-"""What loading a model can fail with.
+"""What can be wrong with a checkpoint, and with a request on its way to the engine.
 
 ValueError
  └── ModelError    a checkpoint or a setting that cannot be served; the message names it
+Exception
+ └── PromptError   the prompt itself: the client's fault, a 400
 """
 
 
 class ModelError(ValueError):
     """The checkpoint is broken or of a kind that is not supported; says what and where."""
+
+
+class PromptError(Exception):
+    """A prompt that cannot be turned into token ids; names the field that is wrong."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param  # "messages", "prompt", or a place inside: "messages[0].content[1]"
