@@ -6,14 +6,13 @@ response; a chunk then costs one JSON string.
 
 import secrets
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
 from engine.request import Delta, Finish
 from httpd.errors import internal_error
-from httpd.service import Generation, ModelCard, Rejected
+from httpd.service import ModelCard, Rejected
 from httpd.text import json_string
 
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
@@ -96,16 +95,6 @@ class Shape(Protocol):
     def whole(self, text: str, end: End, usage: dict[str, Any]) -> dict[str, Any]:
         """The one object of an answer that is not streamed."""
         ...
-
-
-async def deltas(generation: Generation) -> AsyncIterator[tuple[Delta, End | None]]:
-    """Each delta with the end it brings. Raises `Rejected` where the generation failed."""
-    async for delta in generation:
-        end = End.of(delta)
-        yield delta, end
-        if end is not None:
-            return
-    raise RuntimeError("a generation stopped without a finish")
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

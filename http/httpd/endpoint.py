@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.request import Delta
-from httpd.answer import Identity, Shape, deltas, usage_object
+from httpd.answer import End, Identity, Shape, usage_object
 from httpd.body import read_body
 from httpd.call import Call
 from httpd.disconnect import until_disconnect
@@ -106,12 +106,14 @@ class Endpoint:
 
 async def _whole(generation: Generation, shape: Shape) -> Response:
     parts: list[str] = []
-    async for delta, end in deltas(generation):
+    end = None
+    async for delta in generation:
         parts.append(delta.text)
-        if end is not None:
-            answer = shape.whole("".join(parts), end, _usage(generation, delta))
-            return Response(json_bytes(answer), media_type="application/json")
-    raise internal_error()
+        end = End.of(delta)
+    if end is None:
+        raise RuntimeError("a generation stopped without a finish")
+    answer = shape.whole("".join(parts), end, _usage(generation, delta))
+    return Response(json_bytes(answer), media_type="application/json")
 
 
 async def _send_deltas(
@@ -128,17 +130,19 @@ async def _send_deltas(
     opening = shape.opening(usage(None))
     if opening:
         await events.write(opening)
-    async for delta, end in deltas(generation):
+    last = ""
+    async for delta in generation:
         text = shape.text(delta.text, usage(delta)) if delta.text else ""
+        end = End.of(delta)
         if end is not None:
             last = text + shape.closing(end, usage(delta))
-            if call.include_usage:
-                total = json_text(_usage(generation, delta))
-                last += shape.last_usage(f',"usage":{total}')
-            return last + DONE
-        if text:
+        elif text:
             await events.write(text)
-    raise internal_error()
+    if not last:
+        raise RuntimeError("a generation stopped without a finish")
+    if call.include_usage:
+        last += shape.last_usage(f',"usage":{json_text(_usage(generation, delta))}')
+    return last + DONE
 
 
 def _usage(generation: Generation, delta: Delta | None) -> dict[str, object]:

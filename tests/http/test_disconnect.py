@@ -1,0 +1,206 @@
+"""A client that leaves, stalls or dawdles: the generation is given back in every phase."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.request import Finish
+from httpd.app import create_app
+from tests.fakes_service import FakeService, delta
+from tests.http.asgi_client import AsgiClient
+from tests.http.conftest import SETTINGS
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+FAST = replace(SETTINGS, ping_interval_s=0.01, stall_timeout_s=0.03, body_timeout_s=0.03)
+
+
+def body(stream: bool) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hi"}]
+    return {"model": "org/tiny-model", "messages": messages, "stream": stream}
+
+
+def client_of(service: FakeService, *, stream: bool, settings: Any = SETTINGS) -> AsgiClient:
+    return AsgiClient(create_app(service, settings), CHAT, body(stream))
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    """The app returns on its own, without an error, and leaves no task behind."""
+    async with asyncio.timeout(5):
+        await task
+    await asyncio.sleep(0)
+    left = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+    assert not [name for name in left if name.startswith(("Endpoint", "EventStream", "_wait"))]
+
+
+async def test_before_the_body_is_complete(service: FakeService) -> None:
+    client = AsgiClient(create_app(service, SETTINGS), CHAT)
+    client.feed(b'{"model":', more=True)
+    client.leave()
+    await ended(client.start())
+    assert client.sent == [] and service.submissions == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_submit_is_pending(service: FakeService, stream: bool) -> None:
+    service.accept.clear()
+    client = client_of(service, stream=stream)
+    task = client.start()
+    await service.submitting.wait()
+    client.leave()
+    await ended(task)
+    assert service.cancelled_submits == 1 and client.sent == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_before_the_first_token(service: FakeService, stream: bool) -> None:
+    service.produce.clear()
+    client = client_of(service, stream=stream)
+    task = client.start()
+    await service.submitting.wait()
+    while not service.generations:
+        await asyncio.sleep(0)
+    (generation,) = service.generations
+    await generation.waiting.wait()
+    client.leave()
+    await ended(task)
+    assert generation.aborts == 1
+    assert [message["type"] for message in client.sent] == (
+        ["http.response.start", "http.response.body"] if stream else []
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_in_the_middle(service: FakeService, stream: bool) -> None:
+    service.produce.clear()
+    client = client_of(service, stream=stream)
+    task = client.start()
+    while not service.generations:
+        await asyncio.sleep(0)
+    (generation,) = service.generations
+    await generation.waiting.wait()
+    generation.waiting.clear()
+    service.produce.set()
+    service.produce.clear()  # one waiter was woken: one delta
+    await generation.waiting.wait()
+    client.leave()
+    await ended(task)
+    assert generation.aborts == 1 and not client.complete
+    assert (b"Hel" in client.body) == stream
+
+
+async def test_while_a_write_is_blocked(service: FakeService) -> None:
+    client = client_of(service, stream=True)
+    client.reading.clear()
+    task = client.start()
+    while not service.generations:
+        await asyncio.sleep(0)
+    client.leave()
+    await ended(task)
+    assert service.generations[0].aborts == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_after_the_end_aborts_nothing(service: FakeService, stream: bool) -> None:
+    client = client_of(service, stream=stream)
+    await ended(client.start())
+    client.leave()
+    assert client.status == 200 and client.complete
+    assert service.generations[0].aborts == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stopping_server_gives_back_too(service: FakeService, stream: bool) -> None:
+    service.produce.clear()
+    task = client_of(service, stream=stream).start()
+    while not service.generations:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert service.generations[0].aborts == 1
+
+
+async def test_pings_in_silence(service: FakeService) -> None:
+    service.produce.clear()
+    client = client_of(service, stream=True, settings=FAST)
+    task = client.start()
+    while client.body.count(b": ping\n\n") < 3:
+        client.got_message.clear()
+        await client.got_message.wait()
+    service.produce.set()
+    await ended(task)
+    frames = client.body.split(b"\n\n")
+    assert all(frame in (b": ping", b"") or frame.startswith(b"data: ") for frame in frames)
+    assert client.complete and client.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_client_that_stops_reading_is_aborted(service: FakeService) -> None:
+    service.script = [delta("x", tokens=1)] * 9 + [delta("", Finish.STOP)]
+    service.produce.clear()
+    client = client_of(service, stream=True, settings=FAST)
+    task = client.start()
+    await client.got_message.wait()
+    client.reading.clear()
+    service.produce.set()
+    await ended(task)
+    assert service.generations[0].aborts == 1 and not client.complete
+
+
+async def test_a_client_that_does_not_read_pings_is_aborted(service: FakeService) -> None:
+    service.produce.clear()
+    client = client_of(service, stream=True, settings=FAST)
+    task = client.start()
+    while len(client.sent) < 2:
+        client.got_message.clear()
+        await client.got_message.wait()
+    client.reading.clear()
+    await ended(task)
+    assert service.generations[0].aborts == 1
+
+
+async def test_a_slow_body_times_out(service: FakeService) -> None:
+    client = AsgiClient(create_app(service, FAST), CHAT)
+    client.feed(b'{"model":', more=True)
+    await ended(client.start())
+    assert client.status == 408 and b"body_timeout" in client.body
+
+
+LENGTH = [(b"content-length", b"5000")]
+CHUNKED = [(b"transfer-encoding", b"chunked")]
+
+
+@pytest.mark.parametrize("headers", [LENGTH, CHUNKED])
+@pytest.mark.parametrize("path", [CHAT, "/nowhere", "/health"])
+async def test_unread_bodies_are_drained_before_the_answer(
+    service: FakeService, headers: list[tuple[bytes, bytes]], path: str
+) -> None:
+    client = AsgiClient(create_app(service, SETTINGS), path, headers=headers)
+    task = client.start()
+    for _ in range(3):
+        client.feed(b" " * 1000, more=True)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert client.sent == []  # an answer now would be lost in a reset
+    client.feed(b" " * 2000, more=False)
+    await ended(task)
+    assert client.status == {CHAT: 413, "/nowhere": 404, "/health": 405}[path]
+
+
+async def test_draining_has_an_end(service: FakeService) -> None:
+    client = AsgiClient(create_app(service, SETTINGS), "/nowhere", headers=CHUNKED)
+    for _ in range(6):
+        client.feed(b" " * 1000, more=True)
+    await ended(client.start())
+    assert client.status == 404
+
+
+async def test_http2_answers_without_draining(service: FakeService) -> None:
+    client = AsgiClient(create_app(service, SETTINGS), "/nowhere", headers=LENGTH, http_version="2")
+    await ended(client.start())
+    assert client.status == 404
+    names = {name for name, _ in client.sent[0]["headers"]}
+    assert not names & {b"connection", b"transfer-encoding", b"keep-alive"}
