@@ -1,8 +1,9 @@
 """Turns a Llama GGUF file into a checkpoint folder that transformers and the engine read.
 
-Run as `python -m runtime.setup.convert_gguf FILE FOLDER` by the interpreter that has the packages; the rest
-of `runtime.setup` needs the standard library alone. It does not know where either path comes from.
-Written for SmolLM2: a GPT-2 style byte-level BPE whose digits are tokens of their own, and tied embeddings.
+Run as `python -m runtime.setup.convert_gguf FILE FOLDER` by the interpreter that has the packages;
+the rest of `runtime.setup` needs the standard library alone. It does not know where either path
+comes from. Written for SmolLM2: a GPT-2 style byte-level BPE whose digits are tokens of their own,
+and tied embeddings.
 """
 
 import json
@@ -80,7 +81,7 @@ def _checkpoint_name(gguf_name: str) -> tuple[str, str]:
 
 
 def _halves_apart(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undoes llama.cpp's row order of q and k, in which the two halves that RoPE pairs alternate."""
+    """Undoes llama.cpp's row order of q and k, where the halves that RoPE pairs alternate."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.transpose(1, 2).reshape(rows, columns)
@@ -92,12 +93,17 @@ def _tokenizer(meta: dict[str, Any]) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     kinds = meta["tokenizer.ggml.token_type"]
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
     return tokenizer
 
 

@@ -1,0 +1,81 @@
+"""The `plait` command: serve a model, and in a checkout run its tests.
+
+`./plait` in a checkout prepares an environment and runs this inside; an installed Plait runs it as
+it is. It knows the commands' names; what `serve` takes and does is `runtime.serve`'s business.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from runtime.setup.console import SetupError, say
+from runtime.setup.model import prepare_default
+
+_ROOT = Path(__file__).resolve().parent.parent
+_ANYTHING = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+class _Commands(click.Group):
+    """Loads `serve` when it is asked for: it brings torch along, which takes seconds."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), "serve"})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "serve":
+            from runtime.serve import serve  # heavy: see above
+
+            return serve
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands)
+def commands() -> None:
+    """Serves language models over an OpenAI-compatible API."""
+
+
+@commands.command(context_settings=_ANYTHING)
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
+def test(pytest_arguments: tuple[str, ...]) -> None:
+    """Runs the test suite of a checkout; arguments go to pytest."""
+    if not (_ROOT / "tests").is_dir() or not (_ROOT / "pyproject.toml").is_file():
+        raise click.ClickException("`plait test` works in a checkout only: run ./plait test there")
+    if importlib.util.find_spec("pytest") is None:
+        raise click.ClickException("pytest is not installed here: run ./plait test in the checkout")
+    prepare_default()
+    os.chdir(_ROOT)
+    _become([sys.executable, "-m", "pytest", *pytest_arguments])
+
+
+@commands.command(context_settings=_ANYTHING, hidden=True)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(command: tuple[str, ...]) -> None:
+    """Runs COMMAND in the environment that ./plait prepared, with the default model in place."""
+    prepare_default()
+    _become(list(command))
+
+
+def _become(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise click.ClickException(f"cannot run {command[0]}: {error.strerror}") from error
+
+
+def main() -> None:
+    """Entry point of the `plait` command."""
+    try:
+        commands(prog_name="plait")
+    except SetupError as error:
+        say(f"error: {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
