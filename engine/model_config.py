@@ -199,7 +199,9 @@ def _windows(raw: Mapping[str, Any], family: _Family, layers: int) -> tuple[int 
         "full_attention" if layer < full_layers else "sliding_attention" for layer in range(layers)
     ]
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise ModelError(f"layer_types must name full_attention or sliding_attention {layers} times")
+        raise ModelError(
+            f"layer_types must name full_attention or sliding_attention {layers} times"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 

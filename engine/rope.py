@@ -148,7 +148,7 @@ def _llama3_frequencies(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn_frequencies(rope: Rope, head_dim: int, wavelengths: torch.Tensor) -> torch.Tensor:
-    """Dimensions that turn often keep their frequency, slow ones are interpolated, a ramp between."""
+    """Fast dimensions keep their frequency, slow ones are interpolated, with a ramp between."""
 
     def dimension(rotations: float) -> float:
         turns = rope.original_max_positions / (rotations * 2 * math.pi)
@@ -168,7 +168,7 @@ def _yarn_frequencies(rope: Rope, head_dim: int, wavelengths: torch.Tensor) -> t
 def cos_sin_table(
     rope: Rope, head_dim: int, positions: int, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """[positions, head_dim] float32 on `device`: cosines of the half dimensions, then their sines."""
+    """[positions, head_dim] float32 on `device`: head_dim / 2 cosines, then as many sines."""
     frequencies = inverse_frequencies(rope, head_dim).to(device)
     angles = torch.arange(positions, device=device, dtype=torch.float32)[:, None] * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor

@@ -1,4 +1,4 @@
-"""What attention must know of one step: which queries belong to which sequence, and where its pages are.
+"""What attention must know of a step: which queries belong together, and where their pages are.
 
 Knows nothing of requests or rows: a sequence is a run of queries and a list of pages.
 """
@@ -13,7 +13,7 @@ import torch
 class AttentionBatch:
     """The sequences of one step: first the prefill segments, then the decode rows, one query each.
 
-    q_indptr    [sequences + 1]            int32: sequence i owns queries [q_indptr[i], q_indptr[i+1])
+    q_indptr    [sequences + 1]            int32: sequence i owns queries [indptr[i], indptr[i+1])
     kv_lens     [sequences]                int32: keys it attends to, its own new ones included
     page_table  [sequences, max_pages]     int32: its pages in order; past its end anything valid
 

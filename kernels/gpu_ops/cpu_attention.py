@@ -29,8 +29,8 @@ _PADDING_KEYS: Final = 128
 class _Call:
     """One attention call: a prefill segment, or decode sequences of like length.
 
-    queries  which of the step's tokens: a slice, or int64 indices (decode only, one per sequence)
-    pages    int64 indices, [sequences * pages of the longest], or a slice where they are consecutive
+    queries  which of the step's tokens: a slice, or int64 indices (decode: one per sequence)
+    pages    int64 [sequences * pages of the longest], or a slice where they are consecutive
     keys     of the longest sequence
     masks    by window: added to the scores, broadcasts to [sequences, heads, queries, keys]; None
              where all keys are seen (decode) or the plain causal triangle is (prefill)
@@ -46,7 +46,7 @@ class _Call:
 def plan_attention(
     batch: AttentionBatch, page_size: int, windows: Iterable[int | None], dtype: torch.dtype
 ) -> AttentionBatch:
-    """`batch` with the plan that all layers with these windows share. Its tensors are on the CPU."""
+    """`batch`, whose tensors are on the CPU, with a plan for all layers with these windows."""
     calls = [*_prefill_calls(batch, page_size, windows, dtype)]
     calls += _decode_calls(batch, page_size, windows, dtype)
     return replace(batch, plan=tuple(calls))
@@ -110,7 +110,7 @@ def _alike(kv_lens: Ints) -> list[NDArray[np.int64]]:
 
 
 def _mask(query: Ints, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """0 where the query at this position sees the key, else -inf; `query` broadcasts against keys."""
+    """0 where the query at this position sees the key, else -inf; `query` broadcasts to keys."""
     key = np.arange(keys)
     seen = key <= query
     if window is not None:

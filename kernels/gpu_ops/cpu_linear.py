@@ -11,7 +11,7 @@ Tensor = torch.Tensor
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN has products of this type for this processor."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

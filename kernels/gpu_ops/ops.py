@@ -11,7 +11,7 @@ captured in a graph.
 
 import functools
 import importlib
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,12 @@ Tensor = torch.Tensor
 
 
 @functools.cache
-def _cuda() -> ModuleType:
-    """The CUDA implementations: loaded on first use, because importing triton takes a second."""
-    return importlib.import_module("gpu_ops.triton_ops")
+def _cuda(name: str) -> Callable[..., Tensor]:
+    """A CUDA implementation; the module is loaded on first use: importing triton takes a second."""
+    implementation: Callable[..., Tensor] = getattr(
+        importlib.import_module("gpu_ops.triton_ops"), name
+    )
+    return implementation
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     weight  [size]
     """
     if x.is_cuda:
-        return _cuda().rms_norm(x, weight, eps)
+        return _cuda("rms_norm")(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
@@ -57,7 +60,7 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Te
     weight       [size]
     """
     if x.is_cuda:
-        return _cuda().add_rms_norm_(x, residual, weight, eps)
+        return _cuda("add_rms_norm_")(x, residual, weight, eps)
     return reference.add_rms_norm_(x, residual, weight, eps)
 
 
@@ -67,7 +70,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     gate_up  [n, 2 f]: gate, then up
     """
     if gate_up.is_cuda:
-        return _cuda().silu_mul(gate_up)
+        return _cuda("silu_mul")(gate_up)
     return reference.silu_mul(gate_up)
 
 
@@ -82,7 +85,7 @@ def qk_norm_rope_store(
     k_cache: Tensor,
     v_cache: Tensor,
 ) -> Tensor:
-    """q, normed where there are weights and rotated, [n, hq, d]; k likewise and v go into the caches.
+    """q, normed if there are weights, then rotated: [n, hq, d]; k, done likewise, and v are stored.
 
     qkv                 [n, (hq + 2 hkv) * d]: query heads, key heads, value heads
     q_weight, k_weight  [d]: RMS norm of each head before it is rotated; both or neither
@@ -95,7 +98,7 @@ def qk_norm_rope_store(
     """
     arguments = (qkv, q_weight, k_weight, eps, cos_sin, positions, slots, k_cache, v_cache)
     if qkv.is_cuda:
-        return _cuda().qk_norm_rope_store(*arguments)
+        return _cuda("qk_norm_rope_store")(*arguments)
     return reference.qk_norm_rope_store(*arguments)
 
 
@@ -115,7 +118,7 @@ def paged_attention(
     window            keys a query sees, itself included; None: all up to itself
     """
     if q.is_cuda:
-        return _cuda().paged_attention(q, k_cache, v_cache, batch, scale, window)
+        return _cuda("paged_attention")(q, k_cache, v_cache, batch, scale, window)
     return cpu_attention.paged_attention(q, k_cache, v_cache, batch, scale, window)
 
 
@@ -138,15 +141,15 @@ def sample(
     seed_lo, seed_hi  [n] int32, the words of the seed
     position          [n] int32, the sampled token's index in its sequence
 
-    p = softmax(logits / temperature). An id stays if its logit is at least the top_k-th largest, and
-    its p at least the smallest p in the smallest set (largest p first) of mass >= top_p, and its p
-    at least min_p times the largest: each filter looks at the whole p, and equals stay together.
-    u = word 0 of Philox4x32-10 with key (seed_lo, seed_hi) and counter (position, 0, 0, 0), over 2³².
+    p = softmax(logits / temperature). An id stays if its logit is at least the top_k-th largest,
+    and its p at least the smallest p in the smallest set (largest p first) of mass >= top_p, and
+    its p at least min_p times the largest: each filter looks at the whole p, equals stay together.
+    u = word 0 of Philox4x32-10 over 2³², with key (seed_lo, seed_hi), counter (position, 0, 0, 0).
     The id is the first, in order of ids, at which the mass that stays exceeds u times its total.
     """
     arguments = (logits, temperature, top_k, top_p, min_p, seed_lo, seed_hi, position)
     if logits.is_cuda:
-        return _cuda().sample(*arguments)
+        return _cuda("sample")(*arguments)
     return sampling.sample(*arguments)
 
 
@@ -162,5 +165,5 @@ def moe(
     w2             [experts, size, f]
     """
     if x.is_cuda:
-        return _cuda().moe(x, router_logits, w13, w2, top_k, renormalise)
+        return _cuda("moe")(x, router_logits, w13, w2, top_k, renormalise)
     return reference.moe(x, router_logits, w13, w2, top_k, renormalise)

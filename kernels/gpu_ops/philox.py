@@ -36,7 +36,7 @@ def philox4x32(
 
 
 def uniform(seed_lo: Tensor, seed_hi: Tensor, position: Tensor) -> Tensor:
-    """[n] float64 in [0, 1): word 0 of the block with key (seed_lo, seed_hi), counter (position, 0, 0, 0).
+    """[n] float64 in [0, 1): word 0 of key (seed_lo, seed_hi), counter (position, 0, 0, 0).
 
     seed_lo, seed_hi, position  [n] int32, read as unsigned
     """

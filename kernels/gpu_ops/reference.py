@@ -118,7 +118,8 @@ def moe(
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     out = torch.zeros_like(x)
-    for expert in chosen.unique().tolist():
+    used = torch.bincount(chosen.flatten(), minlength=len(w13)).nonzero()[:, 0]
+    for expert in used.tolist():
         tokens, rank = (chosen == expert).nonzero(as_tuple=True)
         hidden = silu_mul(F.linear(x[tokens], w13[expert]))
         result = F.linear(hidden, w2[expert]) * weights[tokens, rank, None].to(x.dtype)

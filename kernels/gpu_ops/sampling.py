@@ -46,7 +46,7 @@ def sample(
 def _kept_probabilities(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """[n, v] float32: softmax(logits / temperature), 0 where a filter drops the id; not renormalised."""
+    """[n, v] float32: softmax(logits / temperature), 0 where a filter drops the id."""
     probabilities = (logits.float() / temperature[:, None]).softmax(-1)
     floor = min_p * probabilities.amax(-1)
     by_mass = (top_p < 1).nonzero()[:, 0]

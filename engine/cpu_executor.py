@@ -1,0 +1,200 @@
+"""Runs step descriptors on the CPU. Decides nothing: what happens in a step is the descriptor's.
+
+The per-row state that a GPU keeps in its memory is kept here in numpy arrays of the same meaning.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.descriptor import StepDescriptor, decode
+from engine.kv_cache import KvCache
+from engine.models.decoder import Decoder
+from engine.request import Int32Array
+from gpu_ops import ops
+from gpu_ops.batch import AttentionBatch
+from gpu_ops.cpu_attention import plan_attention
+
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was computed while it was launched. Owned by the engine thread."""
+
+    token_ids: Int32Array
+
+    def is_done_no_sync(self) -> bool:
+        return True
+
+    def wait_tokens_sync(self) -> Int32Array:
+        return self.token_ids
+
+
+class RowState:
+    """What a device remembers of each row between steps. Owned by the engine thread.
+
+    The last row is the dummy row, for padding. All arrays are [rows] but for the page table.
+    """
+
+    def __init__(self, rows: int, max_pages: int) -> None:
+        self.page_table = np.zeros((rows, max_pages), np.int32)
+        self.length = np.zeros(rows, np.int32)  # tokens whose keys and values are in the cache
+        self.last_token = np.zeros(rows, np.int32)
+        self.temperature = np.zeros(rows, np.float32)
+        self.top_k = np.zeros(rows, np.int32)
+        self.top_p = np.ones(rows, np.float32)
+        self.min_p = np.zeros(rows, np.float32)
+        self.seed_lo = np.zeros(rows, np.int32)
+        self.seed_hi = np.zeros(rows, np.int32)
+
+    def apply(self, step: StepDescriptor) -> None:
+        """The descriptor's changes: rows that joined, pages that were given."""
+        joined = step.joined
+        if len(joined):
+            rows, bits = joined[:, 0], np.ascontiguousarray(joined.T)
+            self.temperature[rows] = bits[1].view(np.float32)
+            self.top_k[rows] = bits[2]
+            self.top_p[rows] = bits[3].view(np.float32)
+            self.min_p[rows] = bits[4].view(np.float32)
+            self.seed_lo[rows], self.seed_hi[rows] = bits[5], bits[6]
+        if len(step.page_writes):
+            rows, index, pages = step.page_writes.T
+            self.page_table[rows, index] = pages
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A step's tokens, and which of them are sampled from.
+
+    token_ids, positions, rows  [tokens] int32, prefill segments first
+    sequence_rows               [sequences] int32
+    q_indptr                    [sequences + 1] int32
+    sampled                     [sampled] indices of tokens
+    """
+
+    token_ids: Int32Array
+    positions: Int32Array
+    rows: Int32Array
+    sequence_rows: Int32Array
+    q_indptr: Int32Array
+    sampled: NDArray[np.intp]
+
+
+class CpuExecutor:
+    """An `Executor` whose steps are finished when `launch_no_sync` returns. Owned by the engine
+    thread.
+
+    pages              of the KV pool, the dummy page included
+    max_pages_per_row  of the longest request
+    threads            torch's, for the whole process; None leaves them as they are
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        pages: int,
+        page_size: int,
+        max_rows: int,
+        max_pages_per_row: int,
+        threads: int | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.pages, self.page_size = pages, page_size
+        self.vocab_size = model.config.vocab_size
+        self._model = model
+        self._windows = frozenset(model.config.windows)
+        self._cache = KvCache.allocate(model.config, pages, page_size, model.dtype, "cpu")
+        self._state = RowState(max_rows + 1, max_pages_per_row)
+        self._decode_rows = np.empty(0, np.int32)
+
+    def launch_no_sync(self, descriptor: Int32Array) -> FinishedStep:
+        """Computes the step. Raises ValueError where the block is not a descriptor."""
+        step = decode(descriptor, self._decode_rows)
+        if not step.same_decode_rows:
+            self._decode_rows = step.decode_rows.copy()
+        self._state.apply(step)
+        work = self._work(step)
+        self._state.length[work.sequence_rows] = work.positions[work.q_indptr[1:] - 1] + 1
+        if work.token_ids.size == 0:
+            return FinishedStep(work.token_ids)
+        with torch.inference_mode():
+            return FinishedStep(self._run(step, work))
+
+    def close(self) -> None:
+        """Nothing to give back: memory goes with the object."""
+
+    def _work(self, step: StepDescriptor) -> _Work:
+        state, decode_rows = self._state, step.decode_rows
+        segment_rows, starts, counts, samples = step.segments.T
+        ends = counts.cumsum()
+        prefill = int(counts.sum())
+        # Positions of a segment's tokens run on from its start.
+        offsets = np.arange(prefill) - (ends - counts).repeat(counts)
+        lengths = state.length[decode_rows]
+        decode_tokens = np.arange(prefill, prefill + len(decode_rows))
+        q_indptr = np.concatenate(([0], ends, decode_tokens + 1))
+        return _Work(
+            token_ids=np.concatenate((step.prefill_tokens, state.last_token[decode_rows])),
+            positions=np.concatenate((starts.repeat(counts) + offsets, lengths)).astype(np.int32),
+            rows=np.concatenate((segment_rows.repeat(counts), decode_rows)),
+            sequence_rows=np.concatenate((segment_rows, decode_rows)),
+            q_indptr=q_indptr.astype(np.int32),
+            sampled=np.concatenate((ends[samples != 0] - 1, decode_tokens)),
+        )
+
+    def _run(self, step: StepDescriptor, work: _Work) -> Int32Array:
+        """Forward pass and sampling: [sampled] token ids, also stored as the rows' last tokens."""
+        hidden = self._model.hidden_states(
+            torch.from_numpy(work.token_ids),
+            torch.from_numpy(work.positions),
+            torch.from_numpy(self._slots(work)),
+            self._cache,
+            self._batch(step, work),
+        )
+        if work.sampled.size == 0:
+            return np.empty(0, np.int32)
+        if work.sampled.size < len(hidden):
+            hidden = hidden[torch.from_numpy(work.sampled)]
+        rows = work.rows[work.sampled]
+        token_ids = self._sample(self._model.logits(hidden), rows)
+        self._state.last_token[rows] = token_ids
+        return token_ids
+
+    def _slots(self, work: _Work) -> Int32Array:
+        pages = self._state.page_table[work.rows, work.positions // self.page_size]
+        return pages * self.page_size + work.positions % self.page_size
+
+    def _batch(self, step: StepDescriptor, work: _Work) -> AttentionBatch:
+        kv_lens = self._state.length[work.sequence_rows]
+        pages = -(-int(kv_lens.max()) // self.page_size)
+        batch = AttentionBatch(
+            q_indptr=torch.from_numpy(work.q_indptr),
+            kv_lens=torch.from_numpy(kv_lens),
+            page_table=torch.from_numpy(self._state.page_table[work.sequence_rows, :pages]),
+            prefills=len(step.segments),
+            decodes=len(step.decode_rows),
+            max_q_len=int(np.diff(work.q_indptr).max()),
+            max_kv_len=int(kv_lens.max()),
+        )
+        return plan_attention(batch, self.page_size, self._windows, self._model.dtype)
+
+    def _sample(self, logits: torch.Tensor, rows: Int32Array) -> Int32Array:
+        """The sampled token's index in its sequence is the row's length after the step."""
+        state = self._state
+        parameters = (
+            state.temperature,
+            state.top_k,
+            state.top_p,
+            state.min_p,
+            state.seed_lo,
+            state.seed_hi,
+            state.length,
+        )
+        ids = ops.sample(logits, *(torch.from_numpy(values[rows]) for values in parameters))
+        token_ids: Int32Array = ids.numpy()
+        return token_ids

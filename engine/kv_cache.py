@@ -1,0 +1,56 @@
+"""The keys and values of all pages, for every layer. Knows nothing of who owns a page."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import ModelError
+from engine.model_config import ModelConfig
+
+DUMMY_PAGE = 0  # what padding reads and writes; never a request's
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """One key and one value tensor per layer. Owned by the engine thread.
+
+    keys, values  each [pages, page_size, kv_heads, head_dim], contiguous
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls,
+        config: ModelConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> "KvCache":
+        """Zeroed: a masked key still has weight 0 × value, which must not be 0 × NaN.
+
+        On the CPU the memory is taken from the system only as pages are first written.
+        """
+        shape = (2, config.layers, pages, page_size, config.kv_heads, config.head_dim)
+        both = torch.zeros(shape, dtype=dtype, device=device)
+        return cls(both[0].unbind(0), both[1].unbind(0))
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes one page takes over all layers."""
+    values = 2 * config.layers * page_size * config.kv_heads * config.head_dim
+    return values * dtype.itemsize
+
+
+def pages_within(budget_bytes: int, config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    """How many pages fit, the dummy page included. Raises ModelError for fewer than two."""
+    size = page_bytes(config, page_size, dtype)
+    pages = budget_bytes // size
+    if pages < 2:
+        raise ModelError(
+            f"{budget_bytes} bytes for keys and values hold {pages} pages of {size} bytes; "
+            "at least 2 are needed"
+        )
+    return pages

@@ -1,0 +1,68 @@
+"""From a model folder to a model that runs."""
+
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+
+from engine.model_config import ModelConfig, read_model_config
+from engine.models.decoder import Decoder
+from engine.weights import Progress, fill_with_dummies, load_weights, no_progress
+
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    load_format: Literal["auto", "dummy"] = "auto",
+    max_positions: int | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> tuple[ModelConfig, Decoder]:
+    """The model in `folder`, loaded on `device` and ready to run.
+
+    dtype          auto, float32, float16 or bfloat16
+    max_positions  longest sequence, tokens; None: the checkpoint's own limit
+    seed           of dummy weights
+
+    Raises ModelError for a checkpoint that is broken or not supported.
+    """
+    config = read_model_config(folder)
+    with torch.inference_mode():
+        model = Decoder(
+            config,
+            dtype=resolve_dtype(dtype, config, torch.device(device)),
+            device=device,
+            max_positions=max_positions or config.max_positions,
+        )
+        if load_format == "dummy":
+            fill_with_dummies(model.destinations(), seed, progress)
+        else:
+            load_weights(folder, model.destinations(), tied=config.tied, progress=progress)
+        model.prepare_for_inference()
+    return config, model
+
+
+def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype that `name` stands for.
+
+    "auto" is the checkpoint's own; but on a CPU float32 unless it multiplies bfloat16 natively and
+    the checkpoint is bfloat16, and on a GPU bfloat16 for float32 checkpoints.
+    """
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cpu":
+        native = config.dtype == "bfloat16" and _cpu_multiplies_bfloat16()
+        return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if config.dtype == "float32" else _DTYPES[config.dtype]
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -1,0 +1,1 @@
+"""The models: one decoder for all families, described by a `ModelConfig`."""

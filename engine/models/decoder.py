@@ -1,0 +1,151 @@
+"""The decoder of all supported families: what differs between them is in the `ModelConfig`.
+
+Knows tensors and pages, but no request: which token goes where is the caller's to say.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from engine.kv_cache import KvCache
+from engine.model_config import ModelConfig
+from engine.models.layers import Destinations, Linear, Mlp, Place
+from engine.models.moe import MoeMlp
+from engine.rope import cos_sin_table
+from gpu_ops import cpu_linear, ops
+from gpu_ops.batch import AttentionBatch
+
+Tensor = torch.Tensor
+
+
+class Layer:
+    """Weights of one decoder layer. Owned by the engine thread once loaded."""
+
+    def __init__(self, config: ModelConfig, index: int, place: Place) -> None:
+        name, hidden, head_dim = f"model.layers.{index}", config.hidden_size, config.head_dim
+        attention = f"{name}.self_attn"
+        kv_size = config.kv_heads * head_dim
+        self.name = name
+        self.window = config.windows[index]
+        self.input_norm = place.empty(hidden)
+        self.post_norm = place.empty(hidden)
+        self.q_norm = place.empty(head_dim) if config.qk_norm else None
+        self.k_norm = place.empty(head_dim) if config.qk_norm else None
+        self.qkv = Linear(
+            {
+                f"{attention}.q_proj": config.heads * head_dim,
+                f"{attention}.k_proj": kv_size,
+                f"{attention}.v_proj": kv_size,
+            },
+            hidden,
+            config.qkv_bias,
+            place,
+        )
+        self.o = Linear(
+            {f"{attention}.o_proj": hidden}, config.heads * head_dim, config.o_bias, place
+        )
+        self.mlp: Mlp | MoeMlp
+        if config.moe is not None and config.moe.layers[index]:
+            self.mlp = MoeMlp(f"{name}.mlp", hidden, config.moe, place)
+        else:
+            self.mlp = Mlp(f"{name}.mlp", hidden, config.ffn_size, config.mlp_bias, place)
+
+    def destinations(self) -> Destinations:
+        yield f"{self.name}.input_layernorm.weight", self.input_norm
+        yield from self.qkv.destinations()
+        if self.q_norm is not None and self.k_norm is not None:
+            yield f"{self.name}.self_attn.q_norm.weight", self.q_norm
+            yield f"{self.name}.self_attn.k_norm.weight", self.k_norm
+        yield from self.o.destinations()
+        yield f"{self.name}.post_attention_layernorm.weight", self.post_norm
+        yield from self.mlp.destinations()
+
+    def pack(self) -> None:
+        for part in (self.qkv, self.o, self.mlp):
+            part.pack()
+
+
+class Decoder:
+    """A model ready to be filled and run. Owned by the engine thread once loaded.
+
+    max_positions  the longest sequence it will be asked for, in tokens
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int,
+    ) -> None:
+        place = Place(torch.device(device), dtype)
+        self.config, self.dtype, self.device = config, dtype, place.device
+        self.embedding = place.empty(config.vocab_size, config.hidden_size)
+        self.layers = [Layer(config, index, place) for index in range(config.layers)]
+        self.norm = place.empty(config.hidden_size)
+        self.head = (
+            self.embedding if config.tied else place.empty(config.vocab_size, config.hidden_size)
+        )
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_positions, device)
+        self._scale = config.head_dim**-0.5
+
+    def destinations(self) -> dict[str, Tensor]:
+        """Checkpoint name → where its tensor goes, in the checkpoint's usual order."""
+        places = {"model.embed_tokens.weight": self.embedding}
+        for layer in self.layers:
+            places.update(layer.destinations())
+        places["model.norm.weight"] = self.norm
+        if not self.config.tied:
+            places["lm_head.weight"] = self.head
+        return places
+
+    def prepare_for_inference(self) -> None:
+        """Once, after loading: weights laid out as the CPU multiplies them fastest.
+
+        Nothing to do on other devices. A tied output layer gets a packed copy of the embedding.
+        """
+        if self.device.type == "cpu" and cpu_linear.can_pack(self.dtype):
+            for layer in self.layers:
+                layer.pack()
+            self.head = cpu_linear.pack(self.head)
+
+    def hidden_states(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        """[n, hidden], normed for `logits`; writes the tokens' keys and values into the cache.
+
+        token_ids, positions, slots  [n] int32, in the batch's order of queries
+        Launches on the current stream; does not synchronise; may be captured.
+        """
+        eps, layers = self.config.norm_eps, self.layers
+        residual = F.embedding(token_ids, self.embedding)
+        x = ops.rms_norm(residual, layers[0].input_norm, eps)
+        following = [layer.input_norm for layer in layers[1:]] + [self.norm]
+        for layer, keys, values, next_norm in zip(
+            layers, cache.keys, cache.values, following, strict=True
+        ):
+            q = ops.qk_norm_rope_store(
+                layer.qkv(x),
+                layer.q_norm,
+                layer.k_norm,
+                eps,
+                self.cos_sin,
+                positions,
+                slots,
+                keys,
+                values,
+            )
+            attended = ops.paged_attention(q, keys, values, batch, self._scale, layer.window)
+            x = layer.o(attended.flatten(1))
+            x = ops.add_rms_norm_(x, residual, layer.post_norm, eps)
+            x = ops.add_rms_norm_(layer.mlp(x), residual, next_norm, eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, vocab] in the model's dtype, of rows of `hidden_states`."""
+        return ops.linear(hidden, self.head)
