@@ -249,7 +249,9 @@ class Scheduler:
         live = rows.live()
         if not len(live):
             return 0
-        remaining = int((rows.limit[live] - np.maximum(rows.cached[live], rows.prefill_end[live])).sum())
+        remaining = int(
+            (rows.limit[live] - np.maximum(rows.cached[live], rows.prefill_end[live])).sum()
+        )
         remaining += waiting.limit - len(waiting.token_ids)
         return int(remaining * self.forecast.share) // self.page_size
 
@@ -372,7 +374,9 @@ class Scheduler:
             self.fence.hold(Held(int(rows.last_step[row]), table[changed].copy()))
             table[changed] = inserted.pages[changed]
             if rows.state[row] != RowState.ENDED:
-                self._rewrites.append(page_writes(np.full(len(changed), row), changed, table[changed]))
+                self._rewrites.append(
+                    page_writes(np.full(len(changed), row), changed, table[changed])
+                )
         self.cache.lock(inserted.node)
         self.cache.unlock(node)
         rows.nodes[row] = inserted.node
@@ -462,4 +466,3 @@ def _joined_words(row: int, request: Request) -> Int32Array:
     floats[1], floats[3], floats[4] = params.temperature, params.top_p, params.min_p
     words[5:7] = np.array([request.seed], np.uint64).view(np.int32)
     return words
-

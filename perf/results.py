@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent / "results"
-PACKAGES = ("torch", "numpy", "triton", "transformers", "flashinfer-python", "hypercorn", "starlette")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "triton",
+    "transformers",
+    "flashinfer-python",
+    "hypercorn",
+    "starlette",
+)
 
 
 def save(name: str, figures: dict[str, Any], device: str | None = None) -> Path:

@@ -1,0 +1,202 @@
+"""The scheduler's decisions, one at a time, over an executor whose tokens can be checked."""
+
+import numpy as np
+import pytest
+
+from engine.cache_factory import build_prefix_cache
+from engine.core import Engine
+from engine.pages import PagePool
+from engine.request import Finish, Int32Array, Request, SamplingParams
+from engine.scheduler import Scheduler
+from tests.fakes_executor import FakeExecutor, expected_output
+
+PAGE = 4
+
+
+class Rig:
+    """An engine over a fake executor, and what came out of it."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 65,
+        max_running: int = 4,
+        budget: int | None = None,
+        overlap: bool = False,
+        max_model_len: int = 64,
+    ) -> None:
+        self.executor = FakeExecutor(pages, PAGE, max_running, -(-max_model_len // PAGE))
+        self.scheduler = Scheduler(
+            pool=PagePool(pages),
+            cache=build_prefix_cache("radix", PAGE),
+            max_running=max_running,
+            max_model_len=max_model_len,
+            prefill_budget=budget,
+            eos_ids=(),
+        )
+        self.engine = Engine(self.scheduler, self.executor, overlap=overlap)
+        self.tokens: dict[int, list[int]] = {}
+        self.finishes: dict[int, Finish] = {}
+        self.cached: dict[int, int] = {}
+
+    def submit(self, number: int, prompt: Int32Array, new: int, **params: object) -> None:
+        sampling = SamplingParams(max_new_tokens=new, **params)  # type: ignore[arg-type]
+        self.engine.submit(Request(number, prompt, sampling, seed=0))
+        self.tokens[number] = []
+
+    def step(self) -> bool:
+        """One engine step; False where it had nothing to say."""
+        output = self.engine.step()
+        self.scheduler.check_integrity()
+        if output is None:
+            return False
+        for started in output.started:
+            self.cached[started.request.id] = started.cached_tokens
+        for number, token, finish in zip(
+            output.request_ids.tolist(), output.token_ids.tolist(), output.finishes.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            if token >= 0:
+                self.tokens[number].append(token)
+            if finish:
+                self.finishes[number] = Finish(finish)
+        return True
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        self.step()
+
+
+def prompt_of(length: int, seed: int = 0) -> Int32Array:
+    return np.random.default_rng(seed).integers(0, 90, length).astype(np.int32)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_lone_request_ends_by_length(overlap: bool) -> None:
+    rig = Rig(overlap=overlap)
+    rig.submit(1, prompt_of(10), 7)
+    rig.drain()
+    assert rig.tokens[1] == expected_output(prompt_of(10), 7)
+    assert rig.finishes == {1: Finish.LENGTH}
+    assert rig.executor.steps == 7, "an end by length wastes no step"
+
+
+def test_an_end_by_token_wastes_one_step_with_overlap() -> None:
+    wanted = expected_output(prompt_of(10), 20)
+    rig = Rig(overlap=True)
+    rig.submit(1, prompt_of(10), 20, stop_token_ids=(wanted[4],))
+    rig.drain()
+    end = wanted.index(wanted[4]) + 1
+    assert rig.tokens[1] == wanted[:end]
+    assert rig.finishes == {1: Finish.STOP}
+    assert rig.executor.steps == end + 1
+
+
+def test_decoding_goes_on_beside_a_long_prompt() -> None:
+    rig = Rig(budget=4)
+    rig.submit(1, prompt_of(3), 30)
+    rig.step()
+    rig.submit(2, prompt_of(33, seed=1), 4)
+    before = len(rig.tokens[1])
+    for _ in range(8):
+        rig.step()
+    assert len(rig.tokens[1]) == before + 8, "a long prompt starves nobody"
+    assert not rig.tokens[2], "a chunk's token is never told"
+    rig.drain()
+    assert rig.tokens[2] == expected_output(prompt_of(33, seed=1), 4)
+
+
+def test_an_equal_prompt_is_a_cache_hit_up_to_its_last_whole_page() -> None:
+    rig = Rig()
+    rig.submit(1, prompt_of(17), 3)
+    rig.drain()
+    rig.submit(2, prompt_of(17), 3)
+    rig.submit(3, prompt_of(16), 3)
+    rig.drain()
+    # The last prompt token is always computed, so 16 tokens hit three pages and not four.
+    assert rig.cached == {1: 0, 2: 16, 3: 12}
+    assert rig.tokens[2] == rig.tokens[1]
+
+
+def test_two_equal_prompts_of_one_step_end_up_on_the_same_pages() -> None:
+    rig = Rig(overlap=True)
+    for number in (1, 2):
+        rig.submit(number, prompt_of(16), 12)
+    for _ in range(3):
+        rig.step()
+    tables = [rig.scheduler.rows.page_table[row, :4].tolist() for row in (0, 1)]
+    assert tables[0] == tables[1]
+    rig.step()
+    assert rig.executor.page_table[0, :4].tolist() == rig.executor.page_table[1, :4].tolist()
+    rig.drain()
+    assert rig.tokens[1] == rig.tokens[2] == expected_output(prompt_of(16), 12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pressure_retracts_the_youngest_and_everyone_still_ends_right(overlap: bool) -> None:
+    rig = Rig(pages=17, max_running=4, overlap=overlap, max_model_len=60)
+    rig.scheduler.forecast.share = 0.0  # admit without thinking of the future
+    for number in range(4):
+        rig.submit(number, prompt_of(9, seed=number), 40)
+    rig.drain()
+    assert rig.scheduler.retractions > 0
+    for number in range(4):
+        assert rig.tokens[number] == expected_output(prompt_of(9, seed=number), 40)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("steps", range(9))
+def test_an_abort_in_any_phase_gives_everything_back(steps: int, overlap: bool) -> None:
+    rig = Rig(budget=4, overlap=overlap, max_running=1)
+    rig.submit(1, prompt_of(16), 4)
+    rig.submit(2, prompt_of(8, seed=2), 3)  # waits for the row
+    for _ in range(steps):
+        rig.step()
+    rig.engine.abort(1)
+    rig.engine.abort(1)
+    rig.drain()
+    assert rig.finishes[1] in (Finish.ABORT, Finish.LENGTH)
+    assert rig.tokens[2] == expected_output(prompt_of(8, seed=2), 3)
+    assert rig.engine.stats().running == 0 and rig.scheduler.rows.free == 1
+
+
+def test_a_matched_stop_string_ends_the_request() -> None:
+    rig = Rig(overlap=True)
+    rig.submit(1, prompt_of(5), 30)
+    for _ in range(4):
+        rig.step()
+    rig.engine.stop_matched(1)
+    rig.drain()
+    assert rig.finishes == {1: Finish.STOP}
+    assert len(rig.tokens[1]) < 30
+
+
+@pytest.mark.parametrize(
+    ("length", "new", "reason"),
+    [(0, 1, "at least one"), (5, 0, "at least one"), (60, 5, "more than the context of 64")],
+)
+def test_what_can_never_fit_is_refused(length: int, new: int, reason: str) -> None:
+    rig = Rig()
+    with pytest.raises(ValueError, match=reason):
+        rig.submit(1, prompt_of(length), new)
+    assert not rig.engine.has_work
+
+
+def test_a_context_larger_than_the_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="the KV pool holds 12"):
+        Rig(pages=4, max_model_len=13)
+
+
+def test_seeds_and_parameters_reach_the_descriptor_bit_for_bit() -> None:
+    rig = Rig()
+    params = SamplingParams(max_new_tokens=2, temperature=0.7, top_k=40, top_p=0.9, min_p=0.05)
+    seed = 2**63 + 12345678901
+    rig.engine.submit(Request(1, prompt_of(3), params, seed=seed))
+    plan = rig.scheduler.plan()
+    assert plan is not None
+    words = plan.descriptor.joined[0]
+    floats = words.view(np.float32)
+    assert floats[[1, 3, 4]].tolist() == np.array([0.7, 0.9, 0.05], np.float32).tolist()
+    assert words[2] == 40
+    assert int(words[5:7].view(np.uint64)[0]) == seed

@@ -1,0 +1,83 @@
+"""Layout rules that no other tool would notice being broken."""
+
+import ast
+import http
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "gpu_ops": ROOT / "kernels" / "gpu_ops",
+    "engine": ROOT / "engine",
+    "httpd": ROOT / "http" / "httpd",
+    "runtime": ROOT / "runtime",
+}
+# Who may import whom. A dotted name allows that one module only.
+MAY_IMPORT = {
+    "gpu_ops": set(),
+    "engine": {"gpu_ops"},
+    "httpd": {"engine.request"},
+    "runtime": {"engine", "httpd"},
+}
+# The engine's host half: decides everything, and never loads torch.
+TORCH_FREE = (
+    "request", "descriptor", "executor", "pages", "prefix_cache", "radix", "naive_cache",
+    "cache_factory", "rows", "waiting", "fence", "forecast", "plan", "scheduler", "core",
+    "detokenizer", "stopping", "config",
+)  # fmt: skip
+
+
+def imported_names(file: Path) -> list[tuple[int, str]]:
+    """(line, dotted name) of every absolute import in a file."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def test_http_is_the_standard_library() -> None:
+    stdlib = Path(sysconfig.get_path("stdlib")).resolve()
+    assert Path(http.__file__).resolve().is_relative_to(stdlib)
+
+
+@pytest.mark.parametrize("folder", ["http", "kernels", "tests/http", "tests/kernels"])
+def test_borrowed_names_are_not_packages(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    wrong = []
+    for file in sorted(PACKAGES[package].rglob("*.py")):
+        for line, target in imported_names(file):
+            top = target.split(".")[0]
+            allowed = any(f"{target}.".startswith(f"{ok}.") for ok in MAY_IMPORT[package])
+            if top in PACKAGES and top != package and not allowed:
+                wrong.append(f"{file.relative_to(ROOT)}:{line} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_host_half_does_not_load_torch() -> None:
+    modules = ", ".join(f"engine.{name}" for name in TORCH_FREE)
+    program = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_nothing_unpickles() -> None:
+    """No code from data: neither requests nor checkpoints may run anything."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {target}"
+        for package in PACKAGES.values()
+        for file in package.rglob("*.py")
+        for line, target in imported_names(file)
+        if target.split(".")[0] in {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+        or target == "torch.load"
+    ]
+    assert not wrong, "\n".join(wrong)
