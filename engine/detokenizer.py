@@ -1,0 +1,128 @@
+"""Step outputs to deltas: the text that each response may send now, and why a response ends.
+
+Guarantees
+- The texts of a response's deltas joined are the decoding of all its output ids, less the ending
+  EOS or stop id, cut where a stop string begins.
+- Every output id is counted, that ending id and the one that completes a stop string included; none
+  after.
+- A stop string goes before whatever else ends a response in the same step.
+
+The engine hears of a stop string a step or two late: ids that come for a response that has ended
+are dropped. Knows neither torch, threads nor HTTP; offline use calls it as the detokenizer thread
+does.
+"""
+
+from dataclasses import dataclass
+
+from engine.request import Delta, Finish, Started, StepOutput
+from engine.stopping import StopStrings
+from engine.text_decoder import TextDecoder, TextDecoders
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class StepText:
+    """What one step gives to the responses, and what the engine does not know yet."""
+
+    deltas: tuple[Delta, ...]  # in the step's order
+    stop_matched: tuple[int, ...]  # requests to end: their text holds a stop string
+
+
+class Detokenizer:
+    """Decode state of every response that is under way. Owned by the detokenizer thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decoders = TextDecoders(tokenizer.backend)
+        self._responses: dict[int, _Response] = {}
+
+    def __len__(self) -> int:
+        """Responses under way."""
+        return len(self._responses)
+
+    def on_step(self, output: StepOutput) -> StepText:
+        """One delta for each id, end and error of a response under way; aborts are silent."""
+        for started in output.started:
+            self._responses[started.request.id] = self._open(started)
+        errors = dict(output.errors)
+        deltas: list[Delta] = []
+        stop_matched: list[int] = []
+        for request_id, token_id, finish in zip(
+            output.request_ids.tolist(),
+            output.token_ids.tolist(),
+            output.finishes.tolist(),
+            strict=True,
+        ):
+            response = self._responses.get(request_id)
+            if finish == Finish.ABORT:
+                self._responses.pop(request_id, None)
+            elif response is not None:
+                delta = response.advance(token_id, Finish(finish), errors.get(request_id))
+                deltas.append(delta)
+                if delta.finish:
+                    del self._responses[request_id]
+                    if not finish:
+                        stop_matched.append(request_id)
+            elif finish == Finish.ERROR:  # before its first token
+                deltas.append(_never_started(request_id, errors.get(request_id)))
+        return StepText(tuple(deltas), tuple(stop_matched))
+
+    def _open(self, started: Started) -> "_Response":
+        skip = started.request.params.skip_special_tokens
+        return _Response(started, self._decoders.new(skip_special_tokens=skip))
+
+
+class _Response:
+    """One response's text so far, as far as it is not sent. Owned by the detokenizer thread."""
+
+    __slots__ = ("_cached", "_completion", "_decoder", "_id", "_stop_ids", "_stops")
+
+    def __init__(self, started: Started, decoder: TextDecoder) -> None:
+        params = started.request.params
+        self._id = started.request.id
+        self._cached = started.cached_tokens
+        self._completion = 0  # tokens
+        self._decoder = decoder
+        self._stops = StopStrings(params.stop) if params.stop else None
+        self._stop_ids = params.stop_token_ids
+
+    def advance(self, token_id: int, finish: Finish, error: str | None) -> Delta:
+        """Takes one id, or -1 for an end without one."""
+        token_ids = (token_id,) if token_id >= 0 else ()
+        self._completion += len(token_ids)
+        text = ""
+        if token_ids and finish != Finish.STOP:
+            text = self._decoder.push(token_id)
+        if finish:
+            text += self._decoder.finish()
+        match: str | int | None = None
+        if self._stops is not None:
+            text = self._stops.feed(text)
+            match = self._stops.match
+            if match is None and finish:
+                text += self._stops.flush()
+        if match is not None:
+            finish, error = Finish.STOP, None
+        elif finish == Finish.STOP and token_id in self._stop_ids:
+            match = token_id
+        return Delta(
+            request_id=self._id,
+            text=text,
+            token_ids=token_ids,
+            finish=finish,
+            completion_tokens=self._completion,
+            cached_tokens=self._cached,
+            stop_match=match,
+            error=error,
+        )
+
+
+def _never_started(request_id: int, error: str | None) -> Delta:
+    return Delta(
+        request_id=request_id,
+        text="",
+        token_ids=(),
+        finish=Finish.ERROR,
+        completion_tokens=0,
+        cached_tokens=0,
+        error=error,
+    )
