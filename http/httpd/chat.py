@@ -36,9 +36,10 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
             "messages",
             "context_length_exceeded",
         )
+    kwargs = fields.chat_template_kwargs
     prompt = ChatPrompt(
         messages=read_messages(fields.messages),
-        template_kwargs=fields.chat_template_kwargs.model_dump(exclude_none=True),
+        template_kwargs=kwargs.model_dump(exclude_none=True) if kwargs else {},
     )
     unknown = unknown_fields(ChatFields, raw)
     return Call.of(fields, prompt, card, default_tokens=None, unknown_fields=unknown)

@@ -33,6 +33,7 @@ StopStrings = Annotated[
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()]
 
 
 class StreamOptions(BaseModel):
@@ -65,8 +66,8 @@ class Fields(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
-    stop: StopStrings = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()] = []
+    stop: StopStrings = Field(default_factory=list)
+    stop_token_ids: StopTokenIds = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     stream: bool = False
@@ -103,7 +104,7 @@ class ChatFields(Fields):
     """A body of /v1/chat/completions; the messages are checked one by one in messages.py."""
 
     messages: Annotated[list[Any], Field(min_length=1)]
-    chat_template_kwargs: TemplateKwargs = TemplateKwargs()
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class CompletionFields(Fields):
