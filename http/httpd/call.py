@@ -26,15 +26,15 @@ class Call:
         prompt: Prompt,
         card: ModelCard,
         *,
-        default_tokens: int | None,
+        default_tokens: int,
         unknown_fields: tuple[str, ...],
     ) -> "Call":
-        """The call for checked fields; without `default_tokens` the context is the limit."""
-        limit = fields.token_limit() or default_tokens
+        """The call for checked fields; `default_tokens` shrinks to fit, the client's limit not."""
+        limit = fields.token_limit()
         options = fields.stream_options or StreamOptions()
         return cls(
             prompt=prompt,
-            params=fields.sampling(limit or card.max_model_len, card.vocab_size),
+            params=fields.sampling(limit or default_tokens, card.vocab_size),
             max_tokens_given=limit is not None,
             stream=fields.stream,
             include_usage=options.include_usage,

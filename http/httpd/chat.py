@@ -42,7 +42,8 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
         template_kwargs=kwargs.model_dump(exclude_none=True) if kwargs else {},
     )
     unknown = unknown_fields(ChatFields, raw)
-    return Call.of(fields, prompt, card, default_tokens=None, unknown_fields=unknown)
+    default = card.max_model_len
+    return Call.of(fields, prompt, card, default_tokens=default, unknown_fields=unknown)
 
 
 class ChatShape:

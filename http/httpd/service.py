@@ -81,8 +81,8 @@ class Service(Protocol):
     ) -> Generation:
         """Tokenizes and queues a request.
 
-        Where `max_tokens_given` is False, `params.max_new_tokens` is replaced by what the context
-        leaves. Raises `Rejected`: context_length_exceeded, an empty prompt, ids out of the
+        Where `max_tokens_given` is False, `params.max_new_tokens` is a default: it is cut to what
+        the context leaves. Where it is True, what does not fit is refused. Raises `Rejected`: context_length_exceeded, an empty prompt, ids out of the
         vocabulary, a template that raises, a full queue (503), draining (503).
         If the caller is cancelled while it waits, the request is aborted.
         """

@@ -135,8 +135,8 @@ async def test_defaults_reach_the_engine(client: httpx.AsyncClient, service: Fak
     await chat(client)
     await complete(client)
     chat_call, text_call = service.submissions
-    assert not chat_call.max_tokens_given
-    assert text_call.max_tokens_given and text_call.params.max_new_tokens == 16
+    assert not chat_call.max_tokens_given and chat_call.params.max_new_tokens == 64
+    assert not text_call.max_tokens_given and text_call.params.max_new_tokens == 16
     assert text_call.prompt == TextPrompt("hi")
     params = chat_call.params
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 0, 1.0, 0.0)
