@@ -82,8 +82,9 @@ class Service(Protocol):
         """Tokenizes and queues a request.
 
         Where `max_tokens_given` is False, `params.max_new_tokens` is a default: it is cut to what
-        the context leaves. Where it is True, what does not fit is refused. Raises `Rejected`: context_length_exceeded, an empty prompt, ids out of the
-        vocabulary, a template that raises, a full queue (503), draining (503).
+        the context leaves. Where it is True, what does not fit is refused. Raises `Rejected`:
+        context_length_exceeded, an empty prompt, ids out of the vocabulary, a template that
+        raises, a full queue (503), draining (503).
         If the caller is cancelled while it waits, the request is aborted.
         """
         ...
