@@ -1,7 +1,7 @@
 """Scheduling, caching and executing models: everything between token ids in and token ids out.
 
-The host half (`request`, `rows`, `pages`, `radix`, `scheduler`, `descriptor`, `detokenizer`) imports no
-torch; the device half (`executor`, `models`, `weights`) makes no decision.
+The host half (`request`, `rows`, `pages`, `radix`, `scheduler`, `descriptor`, `detokenizer`) imports
+no torch; the device half (`executor`, `models`, `weights`) makes no decision.
 
 Glossary: kv = keys and values; ids = token ids; q/k/v = query/key/value; rope = rotary position
 embedding; eos = end of sequence; TTFT = time to first token; ITL = inter-token latency;

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-The same object serves HTTP, where the engine thread calls it, and offline use, where the caller does.
-Knows nothing of text, sockets or other threads.
+The same object serves HTTP, where the engine thread calls it, and offline use, where the caller
+does. Knows nothing of text, sockets or other threads.
 """
 
 import time
@@ -14,6 +14,19 @@ from engine.executor import Executor, LaunchedStep
 from engine.plan import StepPlan
 from engine.request import Finish, Request, StepOutput
 from engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What was settled while the engine was built."""
+
+    max_model_len: int  # prompt + output, tokens; a request within it always fits
+    kv_tokens: int
+    vocab_size: int
+    page_size: int
+    device: str
+    dtype: str
+    overlap: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,10 @@ class EngineStats:
 class Engine:
     """Scheduler and executor, and the steps in flight between them. Owned by one thread."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, *, overlap: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, *, overlap: bool, facts: EngineFacts
+    ) -> None:
+        self.facts = facts
         self._scheduler = scheduler
         self._executor = executor
         self._depth = 1 if overlap else 0  # steps that stay in flight after `step` returns
@@ -53,7 +69,7 @@ class Engine:
         self._scheduler.abort(request_id)
 
     def stop_matched(self, request_id: int) -> None:
-        """A stop string was found in the request's text: end it. Whoever found it tells the client."""
+        """A stop string was found in the text: end it. Whoever found it tells the client."""
         self._scheduler.abort(request_id, finish=Finish.STOP)
 
     @property

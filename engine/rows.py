@@ -1,4 +1,4 @@
-"""Running requests as a struct of arrays: one row each, a step over many is a few vector operations.
+"""Running requests as a struct of arrays: one row each, a step is a few vector operations.
 
 Knows neither pages' owners nor the order of work: that is the scheduler's.
 

@@ -103,7 +103,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._row_of) or len(self.waiting) > 0
+        return bool(self._row_of or self._ended) or len(self.waiting) > 0
 
     @property
     def running(self) -> int:

@@ -1,3 +1,3 @@
-"""Benchmarks: `python -m perf.bench_…`. Results go to perf/results/, what did not help to LOG.md."""
+"""Benchmarks: `python -m perf.bench_…`. Results in perf/results/, what did not help in LOG.md."""
 
 import runtime  # noqa: F401  (puts http/ and kernels/ on the path in a bare checkout)

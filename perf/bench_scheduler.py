@@ -2,8 +2,8 @@
 
     python -m perf.bench_scheduler
 
-Each batch size runs decode steps of requests that neither start nor end, with a page boundary crossed
-by some rows in every step, as in a live batch; medians and p99 over all steps.
+Each batch size runs decode steps of requests that neither start nor end; some rows cross
+a page boundary in every step, as in a live batch; medians and p99 over all steps.
 """
 
 import time
@@ -16,13 +16,14 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.cache_factory import build_prefix_cache
-from engine.core import Engine
+from engine.core import Engine, EngineFacts
 from engine.pages import PagePool
 from engine.request import Int32Array, Request, SamplingParams
 from engine.scheduler import Scheduler
 from perf.results import save
 
 BUDGET_MS = {256: 0.2, 1024: 0.8}
+FACTS = EngineFacts(0, 0, 1000, 64, "none", "none", False)  # nothing here reads them
 
 
 class EchoStep:
@@ -67,7 +68,7 @@ def measure(batch: int, steps: int, overlap: bool) -> dict[str, Any]:
         prefill_budget=None,
         eos_ids=(2,),
     )
-    engine = Engine(scheduler, EchoExecutor(pages, page_size), overlap=overlap)
+    engine = Engine(scheduler, EchoExecutor(pages, page_size), overlap=overlap, facts=FACTS)
     rng = np.random.default_rng(0)
     for number in range(batch):
         # Lengths differ, so that rows cross a page boundary in different steps.

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine import descriptor as d
+from engine.core import Engine, EngineFacts
+from engine.executor import Executor
 from engine.request import Int32Array
+from engine.scheduler import Scheduler
 
 VOCAB = 97
 
@@ -112,3 +115,17 @@ class FakeExecutor:
 
     def close(self) -> None:
         self.closed = True
+
+
+def fake_engine(scheduler: Scheduler, executor: Executor, *, overlap: bool) -> Engine:
+    """An engine over a scheduler and an executor that nobody loaded."""
+    facts = EngineFacts(
+        max_model_len=scheduler.max_model_len,
+        kv_tokens=scheduler.pool.capacity * scheduler.page_size,
+        vocab_size=executor.vocab_size,
+        page_size=scheduler.page_size,
+        device="fake",
+        dtype="fake",
+        overlap=overlap,
+    )
+    return Engine(scheduler, executor, overlap=overlap, facts=facts)

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from engine.cache_factory import build_prefix_cache
-from engine.core import Engine
 from engine.pages import PagePool
 from engine.request import Finish, Int32Array, Request, SamplingParams
 from engine.scheduler import Scheduler
-from tests.fakes_executor import FakeExecutor, expected_output
+from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
 
 PAGE = 4
 
@@ -34,7 +33,7 @@ class Rig:
             prefill_budget=budget,
             eos_ids=(),
         )
-        self.engine = Engine(self.scheduler, self.executor, overlap=overlap)
+        self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
         self.tokens: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
         self.cached: dict[int, int] = {}

@@ -7,12 +7,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.core import Engine
 from engine.pages import PagePool
 from engine.cache_factory import build_prefix_cache
 from engine.request import Finish, Request, SamplingParams, StepOutput
 from engine.scheduler import Scheduler
-from tests.fakes_executor import FakeExecutor, expected_output
+from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
 
 EOS = 5
 MAX_MODEL_LEN = 48
@@ -49,7 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_budget=budget,
             eos_ids=(EOS,),
         )
-        self.engine = Engine(self.scheduler, self.executor, overlap=overlap)
+        self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, Finish] = {}
