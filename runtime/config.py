@@ -1,0 +1,88 @@
+"""Everything an operator can set, checked once and frozen."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from engine.config import EngineConfig
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """A server's settings; validated in `__post_init__`, never edited afterwards.
+
+    Raises ValueError naming the field, its value and the limit.
+    """
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+    served_model_name: str | None = None  # None: the name of the checkpoint's folder
+    tokenizer_threads: int = 2  # templates and encoding are a small part of a request's work
+    max_queued: int = 2048  # requests beyond the running ones, before clients are told to wait
+    max_body_bytes: int = 10 * MIB
+    max_streams: int = 1024  # HTTP/2 streams on one connection
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    access_log: bool = False
+    drain_timeout_s: float = 30.0  # for running requests to end after SIGTERM
+    watchdog_s: float = 300.0  # silence of a thread that has become a hang
+
+    def __post_init__(self) -> None:
+        self._within("port", self.port, 0, 65_535)
+        self._within("tokenizer_threads", self.tokenizer_threads, 1, 64)
+        self._within("max_queued", self.max_queued, 1, 1 << 20)
+        self._within("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
+        self._within("max_streams", self.max_streams, 1, 1 << 20)
+        self._within("drain_timeout_s", self.drain_timeout_s, 0, 86_400)
+        self._within("watchdog_s", self.watchdog_s, 1, 86_400)
+        if self.served_model_name == "":
+            raise ValueError("served_model_name is empty; it must have at least one character")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be given together")
+        for name in ("tls_cert", "tls_key"):
+            file = getattr(self, name)
+            if file is not None and not file.is_file():
+                raise ValueError(f"{name} is {file}; there is no such file")
+
+    @property
+    def max_requests(self) -> int:
+        """Requests alive at the same time, from submission to their last word."""
+        return self.engine.max_running + self.max_queued
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or self.engine.model.resolve().name
+
+    @staticmethod
+    def _within(name: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """This process's place in a torchrun group. Raises ValueError for one that cannot be served."""
+
+    rank: int = 0
+    world_size: int = field(default=1)
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str] = os.environ) -> "Rank":
+        """What torchrun says; one process on its own where it says nothing."""
+        try:
+            rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+        except ValueError as error:
+            raise ValueError(f"RANK and WORLD_SIZE must be whole numbers: {error}") from error
+        if world_size != 1 or rank != 0:
+            raise ValueError(
+                f"WORLD_SIZE is {world_size}; it must be 1: one process serves one model for now "
+                "(torchrun --nproc-per-node 1)"
+            )
+        return cls(rank, world_size)

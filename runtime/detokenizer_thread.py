@@ -1,0 +1,74 @@
+"""The detokenizer thread: each step's tokens become text on its way to the HTTP loop.
+
+One push, and so at most one wake-up, a step. Knows no sockets; how text is made is
+engine.detokenizer's business.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.request import Delta, Finish, StepOutput
+from runtime.channel import Receiver, Sender
+from runtime.inbox import Inbox, Wakeup
+from runtime.worker import TICK_S, Pulse
+
+
+class StepText(Protocol):
+    """What a step adds to its responses."""
+
+    @property
+    def deltas(self) -> tuple[Delta, ...]: ...
+
+    @property
+    def stop_matched(self) -> tuple[int, ...]:
+        """Requests whose stop string was found: ended for their clients, not yet for the engine."""
+        ...
+
+
+class TextMaker(Protocol):
+    """What is asked of `engine.detokenizer.Detokenizer`. Owned by the detokenizer thread."""
+
+    def on_step(self, output: StepOutput) -> StepText: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizerRings:
+    """The detokenizer thread's ends."""
+
+    wakeup: Wakeup
+    outputs: Receiver[StepOutput]
+    stops: Sender[int]  # holds every live request at once, so that it is never full: see server.py
+    deltas: Sender[tuple[Delta, ...]]
+
+
+class DetokenizerLoop:
+    """Turns outputs into deltas. Owned by the detokenizer thread."""
+
+    def __init__(self, text_maker: TextMaker, rings: DetokenizerRings) -> None:
+        self._text_maker = text_maker
+        self._rings = rings
+        self._inbox = Inbox(rings.wakeup, [rings.outputs])
+
+    def run(self, pulse: Pulse) -> None:
+        """The thread's body."""
+        while not pulse.is_stopping:
+            pulse.beat()
+            outputs = self._rings.outputs.pop_all()
+            if not outputs:
+                self._inbox.wait(TICK_S)
+            for output in outputs:
+                self._tell(output, pulse)
+
+    def _tell(self, output: StepOutput, pulse: Pulse) -> None:
+        text = self._text_maker.on_step(output)
+        for request_id in text.stop_matched:
+            pulse.push(self._rings.stops, request_id)
+        deltas = text.deltas + _aborted(output)
+        if deltas:
+            pulse.push(self._rings.deltas, deltas)
+
+
+def _aborted(output: StepOutput) -> tuple[Delta, ...]:
+    """The ends of aborted requests: no text, but each route lives until it hears of its end."""
+    ids = output.request_ids[output.finishes == Finish.ABORT].tolist()
+    return tuple(Delta(each, "", (), Finish.ABORT, 0, 0) for each in ids)

@@ -1,0 +1,137 @@
+"""The HTTP loop: Hypercorn and the app on an asyncio loop, in a thread of its own.
+
+The main thread keeps the signals and the watchdog, so that neither waits for a request.
+
+Rules
+- The loop leaves its thread once the server drains (when no request is left, or those that are were
+  aborted after the drain's time) or has failed (after each open stream got its error event).
+- Nothing here waits for a client without a limit.
+"""
+
+import asyncio
+import logging
+import socket
+from typing import Any, Final
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from starlette.types import ASGIApp
+
+from httpd.service import State
+from runtime.config import ServerConfig
+from runtime.inbox import Inbox, LoopInbox
+from runtime.lifecycle import Lifecycle
+from runtime.service import ThreadedService
+from runtime.worker import TICK_S, Pulse, report_failure
+
+log = logging.getLogger(__name__)
+
+ABORT_GRACE_S: Final = 2.0  # for aborted requests to hear of their end
+CLOSE_GRACE_S: Final = 5.0  # for the last bytes to reach the clients
+
+
+def hypercorn_config(config: ServerConfig, listening: socket.socket) -> Config:
+    """Hypercorn's settings; those that are not its defaults have their reason here."""
+    made = Config()
+    made.bind = [f"fd://{listening.fileno()}"]
+    made.backlog = 4096  # 100 drops the connections of a burst
+    made.keep_alive_timeout = 75.0  # longer than clients keep idle connections: theirs to close
+    made.keep_alive_max_requests = 1_000_000  # 1000 would cut off busy HTTP/2 connections
+    made.h2_max_concurrent_streams = config.max_streams
+    made.h11_max_incomplete_size = 16 << 10  # bounds request headers, and so a client's memory
+    made.graceful_timeout = CLOSE_GRACE_S
+    made.include_server_header = False
+    made.errorlog = logging.getLogger("hypercorn.error")
+    made.accesslog = logging.getLogger("hypercorn.access") if config.access_log else None
+    if config.tls_cert is not None:
+        made.certfile, made.keyfile = str(config.tls_cert), str(config.tls_key)
+        made.alpn_protocols = ["h2", "http/1.1"]
+    return made
+
+
+class HttpLoop:
+    """Serves the app until the server drains or fails. Owned by the HTTP thread."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hypercorn: Config,
+        service: ThreadedService,
+        inbox: Inbox,
+        lifecycle: Lifecycle,
+        *,
+        drain_timeout_s: float,
+    ) -> None:
+        self._app = app
+        self._hypercorn = hypercorn
+        self._service = service
+        self._inbox = LoopInbox(inbox, self._on_items)
+        self._lifecycle = lifecycle
+        self._drain_timeout_s = drain_timeout_s
+        self._ending = asyncio.Event()  # set once the server drains or has failed
+
+    def run(self, pulse: Pulse) -> None:
+        """The thread's body."""
+        asyncio.run(self._serve(pulse))
+
+    async def _serve(self, pulse: Pulse) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_log_stray)
+        self._inbox.attach(loop)
+        beating = asyncio.create_task(_beat(pulse))
+        serving = asyncio.create_task(
+            serve(self._app, self._hypercorn, shutdown_trigger=self._wait_end)  # type: ignore[arg-type]
+        )
+        try:
+            ending = asyncio.create_task(self._ending.wait())
+            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                limit_s = self._drain_timeout_s + ABORT_GRACE_S + 2 * CLOSE_GRACE_S
+                await asyncio.wait([serving], timeout=limit_s)
+            if serving.done():
+                serving.result()  # raises what ended it
+            else:
+                log.warning("some connections did not close in time and are cut")
+        finally:
+            ending.cancel()
+            beating.cancel()
+            serving.cancel()
+            self._inbox.detach()
+
+    async def _wait_end(self) -> None:
+        """Returns once Hypercorn is to close the listener and its connections."""
+        await self._ending.wait()
+        if await self._service.wait_none_left(self._drain_timeout_s):
+            return
+        log.warning("%d requests did not end in time and are aborted", self._service.alive)
+        self._service.abort_all()
+        if not await self._service.wait_none_left(ABORT_GRACE_S):
+            self._service.fail_all()
+
+    def _on_items(self) -> None:
+        try:
+            self._service.take_all()
+            state = self._lifecycle.state
+            if state is State.FAILED:
+                self._service.fail_all()
+            if state in (State.DRAINING, State.FAILED):
+                self._ending.set()
+        except Exception as error:  # asyncio would log it and go on, deaf
+            report_failure("http", error, self._lifecycle)
+            self._service.fail_all()
+            self._ending.set()
+
+
+async def _beat(pulse: Pulse) -> None:
+    while True:
+        pulse.beat()
+        await asyncio.sleep(TICK_S)
+
+
+def _log_stray(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a connection's own task raised. It concerns that client alone."""
+    error = context.get("exception")
+    if isinstance(error, OSError):  # ssl.SSLError included: a client's broken handshake or pipe
+        log.debug("connection: %s", error)
+    else:
+        log.error("in the HTTP loop: %s", context["message"], exc_info=error)

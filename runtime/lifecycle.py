@@ -1,0 +1,105 @@
+"""What phase the server is in, and the one failure that ended it.
+
+Rules
+- Phases only move forward: LOADING → READY → DRAINING → stopped, and FAILED from anywhere.
+- Whoever changes the phase signals every subscribed wake-up afterwards, so a thread that sleeps
+  looks at the phase within moments. Knows nothing of threads, requests or signals.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from httpd.service import ModelCard, State
+from runtime.inbox import Wakeup
+
+# Which states may follow each.
+_NEXT: Final = {
+    State.LOADING: (State.READY, State.DRAINING, State.FAILED),
+    State.READY: (State.DRAINING, State.FAILED),
+    State.DRAINING: (State.FAILED,),
+    State.FAILED: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the server ends."""
+
+    thread: str
+    cause: str  # one line; the stack is in the log
+
+
+class Lifecycle:
+    """The server's phase. Safe from any thread.
+
+    Readers take single attributes without the lock: each is replaced whole (library/threadsafety).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = State.LOADING  # guarded by _lock
+        self._stopping = False  # guarded by _lock
+        self._card: ModelCard | None = None  # guarded by _lock
+        self._failure: Failure | None = None  # guarded by _lock
+        self._wakeups: tuple[Wakeup, ...] = ()  # guarded by _lock
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once every thread but the main one is to return."""
+        return self._stopping
+
+    @property
+    def card(self) -> ModelCard | None:
+        """The served model, None before READY."""
+        return self._card
+
+    @property
+    def failure(self) -> Failure | None:
+        return self._failure
+
+    def subscribe(self, wakeup: Wakeup) -> None:
+        """Signals `wakeup` at each change from now on; it must stay open as long as any thread."""
+        with self._lock:
+            self._wakeups += (wakeup,)
+
+    def ready(self, card: ModelCard) -> bool:
+        """Opens the API; False where the server is already on its way out."""
+        with self._lock:
+            if State.READY not in _NEXT[self._state]:
+                return False
+            self._card = card
+            self._state = State.READY
+        self._signal()
+        return True
+
+    def drain(self) -> None:
+        """Lets running requests end and takes no new ones. Does nothing once that began."""
+        with self._lock:
+            if State.DRAINING in _NEXT[self._state]:
+                self._state = State.DRAINING
+        self._signal()
+
+    def stop(self) -> None:
+        """Has every thread return."""
+        with self._lock:
+            self._stopping = True
+        self._signal()
+
+    def fail(self, failure: Failure) -> bool:
+        """Ends the server; False where an earlier failure already does, whose word counts."""
+        with self._lock:
+            if State.FAILED not in _NEXT[self._state]:
+                return False
+            self._failure = failure
+            self._state = State.FAILED
+        self._signal()
+        return True
+
+    def _signal(self) -> None:
+        for wakeup in self._wakeups:
+            wakeup.signal()

@@ -1,0 +1,100 @@
+"""What a person at the terminal sees while the server starts, and the form of log lines."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from runtime.config import ServerConfig
+from runtime.gil import is_gil_enabled
+from runtime.messages import ModelFacts
+
+_EVERY_S: Final = 5.0  # between two lines about the same, where nobody watches a bar
+
+
+def set_up_logging() -> None:
+    """One form for every line, with the thread that wrote it; to standard error."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    logging.getLogger("hypercorn.error").setLevel(logging.WARNING)  # it greets, and so do we
+
+
+class LoadingReport:
+    """Progress of loading: a bar on a terminal, a line now and then elsewhere.
+
+    Owned by the engine thread, which loads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = Console(stderr=True)
+        self._clock = clock
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._doing = ""
+        self._told_s = 0.0
+
+    def __call__(self, doing: str, done: float | None) -> None:
+        """
+        doing  what is being loaded or made
+        done   how much of it, 0 to 1; None where that is not known
+        """
+        if self._console.is_terminal:
+            self._draw(doing, done)
+        elif doing != self._doing or self._clock() - self._told_s >= _EVERY_S:
+            percent = "" if done is None else f" {100 * done:.0f} %"
+            self._console.print(f"plait: {doing}{percent}", highlight=False)
+            self._told_s = self._clock()
+        self._doing = doing
+
+    def finish(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _draw(self, doing: str, done: float | None) -> None:
+        if self._bar is None or self._task is None:
+            # Without its own refreshing thread: every thread here is one that is watched.
+            columns = (TextColumn("plait: {task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(
+                *columns, console=self._console, transient=True, auto_refresh=False
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(doing, total=1.0)
+        if doing != self._doing or self._clock() - self._told_s >= 0.1:
+            self._told_s = self._clock()
+            self._bar.update(self._task, description=doing, completed=done or 0.0)
+            self._bar.refresh()
+
+
+def show_ready(config: ServerConfig, facts: ModelFacts, address: str, ready_s: float) -> None:
+    """Says that the API answers, where, and how to try it."""
+    gil = "one core for all threads (GIL on)" if is_gil_enabled() else "free-threaded (GIL off)"
+    name = facts.card.id
+    lines = [
+        f"plait: {name} is ready at {address} after {ready_s:.1f} s",
+        f"  {facts.dtype} on {facts.device}; KV cache for {facts.kv_tokens:,} tokens; "
+        f"context {facts.card.max_model_len:,}; {gil}",
+        "  Try it:",
+        f"  {_curl(config, name, address, chat=facts.card.has_chat_template)}",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _curl(config: ServerConfig, name: str, address: str, *, chat: bool) -> str:
+    question = "What is the capital of France?"
+    path, body = "completions", {"model": name, "prompt": question, "max_tokens": 32}
+    if chat:
+        path = "chat/completions"
+        body = {"model": name, "messages": [{"role": "user", "content": question}]}
+    insecure = "-k " if config.tls_cert is not None else ""
+    said = json.dumps(body).replace("'", "'\\''")
+    return f"curl {insecure}{address}/v1/{path} -H 'content-type: application/json' -d '{said}'"

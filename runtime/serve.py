@@ -1,0 +1,176 @@
+"""`python -m runtime.serve --model FOLDER` and `plait serve`: from flags to an exit code.
+
+The one composition root. What is heavy (torch, and all that it brings along) is imported later, on
+the engine thread: a wrong flag is answered at once, and /health within a second.
+"""
+
+import dataclasses
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import click
+
+from engine.config import EngineConfig
+from runtime.checkpoint import find_checkpoint
+from runtime.config import Rank, ServerConfig
+from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
+from runtime.gil import restart_without_gil
+from runtime.messages import ModelFacts
+from runtime.report import LoadingReport, set_up_logging, show_ready
+from runtime.server import Server
+from runtime.version import plait_version
+
+log = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_BACKLOG: Final = 4096
+_DEFAULTS: Final = {
+    field.name: field.default
+    for config in (EngineConfig, ServerConfig)
+    for field in dataclasses.fields(config)
+}
+
+
+def _option(flag: str, help: str, **more: Any) -> Callable[[Function], Function]:
+    """A flag named like its field, with the field's default."""
+    field = flag.split("/")[0].removeprefix("--").replace("-", "_")
+    default = _DEFAULTS[field]
+    return click.option(flag, field, default=default, show_default=default is not None, help=help,
+                        **more)  # fmt: skip
+
+
+_FOLDER: Final = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--model",
+    help="A checkpoint's folder, or its name on the Hugging Face hub.  "
+    "[default: SmolLM2-135M-Instruct, prepared on first use]",
+)
+@_option("--served-model-name", "What clients call the model; without it, its folder's name.")
+@_option("--host", "Address to listen on.")
+@_option("--port", "Port to listen on; 0 for any that is free.", type=int)
+@_option("--device", "auto, cpu, cuda or cuda:N.")
+@_option("--dtype", "auto, float32, float16 or bfloat16.")
+@_option("--load-format", "auto, or dummy: random weights of the right shapes.")
+@_option("--page-size", "Tokens in a page of the KV cache.", type=int)
+@_option("--max-running", "Requests that are computed at the same time.", type=int)
+@_option("--max-model-len", "Prompt and output together, tokens; without it, the checkpoint's.",
+         type=int)  # fmt: skip
+@_option("--prefill-budget", "Prompt tokens a step; 0 for whole prompts.", type=int)
+@_option("--max-kv-tokens", "Size of the KV cache, tokens; without it, from --memory-fraction.",
+         type=int)  # fmt: skip
+@_option("--memory-fraction", "Share of the memory left after loading that the KV cache takes.",
+         type=float)  # fmt: skip
+@_option("--cache", "Prefix cache: radix, or naive to keep nothing.")
+@_option("--overlap/--no-overlap", "Plan a step while one runs; without either, where it helps.",
+         type=bool)  # fmt: skip
+@_option("--cpu-threads", "torch's threads on a CPU; without it, one a core.", type=int)
+@_option("--seed", "Seed of dummy weights.", type=int)
+@_option("--tokenizer-threads", "Threads that render templates and encode prompts.", type=int)
+@_option("--max-queued", "Requests beyond the running ones before clients get a 503.", type=int)
+@_option("--max-body-bytes", "Largest request body.", type=int)
+@_option("--max-streams", "HTTP/2 streams on one connection.", type=int)
+@click.option("--cors-origin", "cors_origins", multiple=True,
+              help="Origin that browsers may call from; repeat for several.")  # fmt: skip
+@_option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_FOLDER)
+@_option("--tls-key", "PEM file of the certificate's key.", type=_FOLDER)
+@_option("--access-log/--no-access-log", "A line for each request.")
+@_option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)
+@_option("--watchdog-s", "Silence of a thread after which the server ends itself.", type=float)
+def serve(model: str | None, **flags: Any) -> None:
+    """Serves a model over an OpenAI-compatible API, HTTP/1.1 and HTTP/2."""
+    restart_without_gil()
+    started_s = time.monotonic()
+    try:
+        Rank.of_environment()
+        config = build_config(find_checkpoint(model), flags)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    code, all_ended = run(config, _load_real(config), started_s=started_s)
+    logging.shutdown()
+    if not all_ended:
+        os._exit(code)  # a thread that hangs would hang the interpreter's own end too
+    sys.exit(code)
+
+
+def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
+    """The settings for these flags. Raises ValueError naming field, value and limit."""
+    engine_names = {field.name for field in dataclasses.fields(EngineConfig)}
+    engine = {name: value for name, value in flags.items() if name in engine_names}
+    engine["prefill_budget"] = engine.get("prefill_budget") or None
+    rest = {name: value for name, value in flags.items() if name not in engine_names}
+    return ServerConfig(engine=EngineConfig(model=model, **engine), **rest)
+
+
+def run(config: ServerConfig, load: Load, *, started_s: float) -> tuple[int, bool]:
+    """Serves until the end; the exit code, and whether every thread has ended."""
+    set_up_logging()
+    faulthandler.enable()
+    listening = _listen(config)
+    address = _address(config, listening)
+    report = LoadingReport()
+
+    def on_ready(facts: ModelFacts) -> None:
+        show_ready(config, facts, address, time.monotonic() - started_s)
+
+    print(f"plait: loading {config.model_name}; {address}/health tells when it is ready",
+          file=sys.stderr, flush=True)  # fmt: skip
+    server = Server(
+        config, listening, load, version=plait_version(), progress=report, on_ready=on_ready
+    )
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        server.on_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    outcome = server.run()
+    return outcome.exit_code, outcome.all_ended
+
+
+def _load_real(config: ServerConfig) -> Load:
+    def load(progress: Progress) -> tuple[ServedEngine, Loaded]:
+        progress("importing torch", None)
+        from runtime.loading import load_engine  # takes seconds: see the module's docstring
+
+        return load_engine(config, progress)
+
+    return load
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    """A listening socket: connections wait in its queue until the HTTP loop takes them."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((config.host, config.port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise click.ClickException(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}"
+        ) from error
+    return listening
+
+
+def _address(config: ServerConfig, listening: socket.socket) -> str:
+    scheme = "http" if config.tls_cert is None else "https"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listening.getsockname()[1]}"
+
+
+if __name__ == "__main__":
+    serve()

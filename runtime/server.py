@@ -1,0 +1,260 @@
+"""All threads of one server, the rings between them, and the order in which they start and end.
+
+Start: HTTP, so that /health answers; the engine, which loads; then detokenizer and tokenizers;
+READY.
+End:   HTTP (no request is left then), tokenizers, engine, detokenizer: each after those that send
+to it.
+
+Rings, and why no circle of waiting threads can close: the HTTP loop never waits for room. Its
+rings, and that of matched stops to the engine, hold `max_requests` items, as many as can be alive,
+at one item a request. Every other ring leads from the tokenizers over the engine and the
+detokenizer to the HTTP loop, and a thread that waits for room in one waits for a thread further on
+only.
+
+Knows neither what the engine is nor how it is loaded: see loading.py.
+"""
+
+import gc
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from engine.request import Delta, Request, StepOutput
+from httpd.app import create_app
+from httpd.service import State
+from httpd.settings import HttpSettings
+from runtime.channel import Channel
+from runtime.config import ServerConfig
+from runtime.detokenizer_thread import DetokenizerLoop, DetokenizerRings
+from runtime.engine_thread import EngineLoop, EngineRings, Load, Loaded, Progress
+from runtime.http_thread import HttpLoop, hypercorn_config
+from runtime.inbox import Inbox, Wakeup
+from runtime.lifecycle import Lifecycle
+from runtime.messages import ModelFacts, Submission, Verdict
+from runtime.monitor import Watchdog, all_stacks
+from runtime.service import ServiceRings, ThreadedService
+from runtime.tokenizer_pool import TokenizerLoop, TokenizerRings
+from runtime.worker import TICK_S, Worker
+
+log = logging.getLogger(__name__)
+
+_STEPS: Final = 256  # outputs or deltas under way: 1 s of steps at 4 ms each
+_REQUESTS: Final = 1024
+_JOIN_S: Final = 10.0
+_FAILED_HTTP_S: Final = 4.0  # for open streams to get their error event
+_FAILED_JOIN_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a server ended."""
+
+    exit_code: int
+    all_ended: bool  # False: a thread still runs, and the process must be ended around it
+
+
+class _Rings:
+    """Every ring and wake-up of a server. Owned by the main thread, which gives the ends away."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        every_request = config.max_requests
+        pool = range(config.tokenizer_threads)
+        self.main, self.http = Wakeup(), Wakeup()
+        self.engine, self.detokenizer = Wakeup(), Wakeup()
+        self.tokenizers = [Wakeup() for _ in pool]
+        self.loaded = Channel[Loaded](1, self.main)
+        self.submissions = [Channel[Submission](every_request, self.tokenizers[k]) for k in pool]
+        self.requests = [Channel[Request](_REQUESTS, self.engine) for _ in pool]
+        self.verdicts = [Channel[Verdict](_REQUESTS, self.http) for _ in pool]
+        self.aborts = Channel[int](every_request, self.engine)
+        self.stops = Channel[int](every_request, self.engine)
+        self.outputs = Channel[StepOutput](_STEPS, self.detokenizer)
+        self.deltas = Channel[tuple[Delta, ...]](_STEPS, self.http)
+
+    @property
+    def wakeups(self) -> list[Wakeup]:
+        return [self.main, self.http, self.engine, self.detokenizer, *self.tokenizers]
+
+    def of_service(self) -> ServiceRings:
+        return ServiceRings(
+            submissions=tuple(ring.sender for ring in self.submissions),
+            verdicts=tuple(ring.receiver for ring in self.verdicts),
+            deltas=self.deltas.receiver,
+            aborts=self.aborts.sender,
+        )
+
+    def of_http(self) -> Inbox:
+        return Inbox(self.http, [self.deltas.receiver, *(ring.receiver for ring in self.verdicts)])
+
+    def of_engine(self) -> EngineRings:
+        return EngineRings(
+            wakeup=self.engine,
+            submissions=tuple(ring.receiver for ring in self.requests),
+            aborts=self.aborts.receiver,
+            stops=self.stops.receiver,
+            outputs=self.outputs.sender,
+            loaded=self.loaded.sender,
+        )
+
+    def of_detokenizer(self) -> DetokenizerRings:
+        return DetokenizerRings(
+            wakeup=self.detokenizer,
+            outputs=self.outputs.receiver,
+            stops=self.stops.sender,
+            deltas=self.deltas.sender,
+        )
+
+    def of_tokenizer(self, index: int) -> TokenizerRings:
+        return TokenizerRings(
+            wakeup=self.tokenizers[index],
+            submissions=self.submissions[index].receiver,
+            requests=self.requests[index].sender,
+            verdicts=self.verdicts[index].sender,
+        )
+
+
+class Server:
+    """One server, from its listening socket to its exit code. Owned by the main thread."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        listening: socket.socket,
+        load: Load,
+        *,
+        version: str,
+        progress: Progress,
+        on_ready: Callable[[ModelFacts], None],
+    ) -> None:
+        """
+        listening  taken over
+        load       called on the engine thread, as is `progress`
+        on_ready   called on the main thread once the API answers
+        """
+        self._config = config
+        self._on_ready = on_ready
+        self._lifecycle = Lifecycle()
+        self._rings = _Rings(config)
+        for wakeup in self._rings.wakeups:
+            self._lifecycle.subscribe(wakeup)
+        self._inbox = Inbox(self._rings.main, [self._rings.loaded.receiver])
+        self._watchdog = Watchdog(self._lifecycle, config.watchdog_s)
+        self._http = self._worker("http", self._http_loop(listening, version).run, ends_first=True)
+        self._engine = self._worker(
+            "engine", EngineLoop(load, progress, self._rings.of_engine()).run
+        )
+        self._tokenizers: list[Worker] = []  # and the detokenizer: started once the model is there
+        self._detokenizers: list[Worker] = []
+        self._facts: ModelFacts | None = None
+        self._signals = 0
+
+    def _http_loop(self, listening: socket.socket, version: str) -> HttpLoop:
+        config, rings = self._config, self._rings
+        settings = HttpSettings(
+            version=version,
+            max_body_bytes=config.max_body_bytes,
+            cors_origins=config.cors_origins,
+        )
+        service = ThreadedService(self._lifecycle, rings.of_service(), config.max_requests)
+        return HttpLoop(
+            create_app(service, settings),
+            hypercorn_config(config, listening),
+            service,
+            rings.of_http(),
+            self._lifecycle,
+            drain_timeout_s=config.drain_timeout_s,
+        )
+
+    def _worker(self, name: str, body: Callable[..., None], *, ends_first: bool = False) -> Worker:
+        return Worker(name, body, self._lifecycle, ends_first=ends_first)
+
+    # The main thread's life
+
+    def run(self) -> Outcome:
+        """Serves until a signal or a failure ends it."""
+        self._http.start()
+        self._engine.start()
+        while True:
+            self._inbox.wait(TICK_S)
+            self._watchdog.check(self._workers)
+            if self._signals:
+                self._lifecycle.drain()
+            if self._lifecycle.state is State.FAILED:
+                return self._end_failed()
+            if self._lifecycle.state is State.DRAINING and not self._http.is_alive:
+                return self._end()
+            if self._lifecycle.state is State.LOADING:
+                self._open_when_loaded()
+
+    def on_signal(self, signal_number: int) -> None:
+        """A wish to end: the first drains, the second ends at once. Called by a signal handler."""
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + signal_number)
+        self._rings.main.signal()
+
+    def _open_when_loaded(self) -> None:
+        loaded = self._rings.loaded.receiver.try_pop()
+        if loaded is not None:
+            self._facts = loaded.facts
+            self._start_text_workers(loaded)
+        if self._facts is None or any(w.pulse.last_beat_s is None for w in self._workers):
+            return
+        gc.collect()
+        gc.freeze()  # what lives as long as the server is never looked at again
+        if self._lifecycle.ready(self._facts.card):
+            self._on_ready(self._facts)
+
+    def _start_text_workers(self, loaded: Loaded) -> None:
+        rings, limit = self._rings, loaded.facts.card.max_model_len
+        for index in range(self._config.tokenizer_threads):
+            loop = TokenizerLoop(loaded.encoder, limit, rings.of_tokenizer(index))
+            self._tokenizers.append(self._worker(f"tokenizer-{index}", loop.run))
+        detokenizer = DetokenizerLoop(loaded.detokenizer, rings.of_detokenizer())
+        self._detokenizers.append(self._worker("detokenizer", detokenizer.run))
+        for worker in [*self._detokenizers, *self._tokenizers]:
+            worker.start()
+
+    @property
+    def _workers(self) -> list[Worker]:
+        """Those started so far, in the order in which they end."""
+        return [self._http, *self._tokenizers, self._engine, *self._detokenizers]
+
+    # The end
+
+    def _end(self) -> Outcome:
+        self._lifecycle.stop()
+        is_loading = self._facts is None  # which cannot be interrupted everywhere
+        left = self._join(_FAILED_JOIN_S if is_loading else _JOIN_S)
+        if left and not is_loading:
+            log.critical("threads that did not end: %s\n%s", ", ".join(left), all_stacks())
+            return Outcome(1, all_ended=False)
+        if self._lifecycle.state is State.FAILED:
+            return self._end_failed()
+        log.info("ended%s", " while loading" if is_loading else "")
+        return Outcome(0, all_ended=self._close(left))
+
+    def _end_failed(self) -> Outcome:
+        failure = self._lifecycle.failure
+        assert failure is not None
+        self._http.join(_FAILED_HTTP_S)
+        self._lifecycle.stop()
+        left = self._join(_FAILED_JOIN_S)
+        log.critical("the server ends; %s thread: %s", failure.thread, failure.cause)
+        return Outcome(1, all_ended=self._close(left))
+
+    def _join(self, timeout_s: float) -> list[str]:
+        """Names of the threads that still run."""
+        deadline = time.monotonic() + timeout_s
+        return [w.name for w in self._workers if not w.join(max(0.0, deadline - time.monotonic()))]
+
+    def _close(self, left: list[str]) -> bool:
+        self._watchdog.disarm()
+        if not left:  # whoever still runs may use them
+            for wakeup in self._rings.wakeups:
+                wakeup.close()
+        return not left

@@ -1,0 +1,178 @@
+"""What the HTTP routes ask for, answered over the rings to the other threads.
+
+Rules
+- A route exists before its request is sent on, and until its request is over: refused, or accepted
+  and finished. The routes alive are thus all requests anywhere in the server, and `max_requests`
+  bounds them, every buffer that holds one entry a request, and the memory of them all.
+- An abort is sent once, and only after the acceptance was seen (see engine_thread.py).
+
+Knows no sockets, and no HTTP beyond what `Rejected` carries.
+"""
+
+import asyncio
+import itertools
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from engine.request import Delta, Finish, Prompt, SamplingParams
+from httpd.service import ModelCard, Rejected, State
+from runtime.channel import Receiver, Sender
+from runtime.lifecycle import Lifecycle
+from runtime.messages import Accepted, Submission, Verdict
+from runtime.route import Route
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRings:
+    """The HTTP loop's ends. Each sender has room for `max_requests` items."""
+
+    submissions: tuple[Sender[Submission], ...]  # one for each tokenizer thread
+    verdicts: tuple[Receiver[Verdict], ...]  # likewise
+    deltas: Receiver[tuple[Delta, ...]]
+    aborts: Sender[int]
+
+
+class ThreadedService:
+    """`httpd.service.Service` over threads. Owned by the HTTP loop."""
+
+    def __init__(self, lifecycle: Lifecycle, rings: ServiceRings, max_requests: int) -> None:
+        self._lifecycle = lifecycle
+        self._rings = rings
+        self._max_requests = max_requests
+        self._routes: dict[int, Route] = {}
+        self._ids = itertools.count(1)
+        self._encoding = [0] * len(rings.submissions)  # submissions at each tokenizer thread
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    # httpd.service.Service
+
+    def state(self) -> State:
+        return self._lifecycle.state
+
+    def gil_enabled(self) -> bool:
+        is_enabled = getattr(sys, "_is_gil_enabled", None)
+        return is_enabled is None or bool(is_enabled())
+
+    def model(self) -> ModelCard:
+        card = self._lifecycle.card
+        assert card is not None, "the model is known once the server is ready"
+        return card
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool
+    ) -> Route:
+        route = self._open()
+        submission = Submission(route.id, prompt, params, max_tokens_given, time.monotonic())
+        shortest = min(range(len(self._encoding)), key=self._encoding.__getitem__)
+        self._encoding[shortest] += 1
+        self._send(self._rings.submissions[shortest], submission)
+        try:
+            await route.wait_verdict()
+        except asyncio.CancelledError:
+            route.abort()
+            raise
+        return route
+
+    def _open(self) -> Route:
+        state = self._lifecycle.state
+        if state is not State.READY:
+            message = f"The server is {state.value}; it does not take requests now."
+            raise Rejected(503, message, code=state.value)
+        if len(self._routes) >= self._max_requests:
+            message = f"The server has {self._max_requests} requests, which is its limit."
+            raise Rejected(503, message, code="queue_full", retry_after_s=1)
+        route = Route(next(self._ids), self._abort)
+        self._routes[route.id] = route
+        self._none_left.clear()
+        return route
+
+    # What comes from the other threads
+
+    def take_all(self) -> None:
+        """Empties the rings into the routes."""
+        for index, ring in enumerate(self._rings.verdicts):
+            verdicts = ring.pop_all()
+            self._encoding[index] -= len(verdicts)
+            for verdict in verdicts:
+                self._on_verdict(verdict)
+        for deltas in self._rings.deltas.pop_all():
+            for delta in deltas:
+                self._on_delta(delta)
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        route = self._routes.get(verdict.id)
+        if route is None:
+            return  # it ended with the server: see fail_all
+        if isinstance(verdict, Accepted):
+            route.accept(verdict.prompt_tokens)
+            if route.abort_wanted and not route.finished:
+                self._send(self._rings.aborts, route.id)
+        else:
+            reason = Rejected(
+                verdict.status, verdict.message, param=verdict.param, code=verdict.code
+            )
+            route.refuse(reason)
+        self._drop_if_over(route)
+
+    def _on_delta(self, delta: Delta) -> None:
+        route = self._routes.get(delta.request_id)
+        if route is not None:
+            route.add(delta)
+            self._drop_if_over(route)
+
+    def _drop_if_over(self, route: Route) -> None:
+        if route.is_over:
+            del self._routes[route.id]
+            if not self._routes:
+                self._none_left.set()
+
+    def _abort(self, route: Route) -> None:
+        if route.abort_wanted:
+            return
+        route.abort_wanted = True
+        if route.accepted:
+            self._send(self._rings.aborts, route.id)
+
+    @staticmethod
+    def _send(sender: Sender[Any], item: object) -> None:
+        """Into a ring that has room for every live request; being full would mean a lost count."""
+        if not sender.try_push(item):
+            raise RuntimeError("a ring that holds every request is full")
+
+    # The end
+
+    @property
+    def alive(self) -> int:
+        """Requests that are not over."""
+        return len(self._routes)
+
+    async def wait_none_left(self, timeout_s: float) -> bool:
+        """True once no request is left, False where some are after `timeout_s`."""
+        waiting = asyncio.ensure_future(self._none_left.wait())
+        await asyncio.wait([waiting], timeout=timeout_s)
+        waiting.cancel()
+        return not self._routes
+
+    def abort_all(self) -> None:
+        """Ends every request; their clients are told."""
+        for route in list(self._routes.values()):
+            self._abort(route)
+
+    def fail_all(self) -> None:
+        """Ends every route with an error, without the help of other threads."""
+        message = "The server failed and is going down."
+        for route in self._routes.values():
+            route.add(_error(route.id, message))
+            route.refuse(Rejected(503, message, code="failed"))
+        self._routes.clear()
+        self._none_left.set()
+
+
+def _error(request_id: int, message: str) -> Delta:
+    return Delta(request_id, "", (), Finish.ERROR, 0, 0, error=message)

@@ -1,0 +1,111 @@
+"""The tokenizer threads: a checked prompt becomes a request for the engine, or a refusal.
+
+Guarantees: each submission is answered once; an acceptance follows its request's push. Knows no
+HTTP beyond the fields of a refusal.
+"""
+
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from engine.errors import PromptError
+from engine.request import ChatPrompt, Int32Array, Prompt, Request, SamplingParams
+from runtime.channel import Receiver, Sender
+from runtime.inbox import Inbox, Wakeup
+from runtime.messages import Accepted, Refused, Submission, Verdict
+from runtime.worker import TICK_S, Pulse, Stopped
+
+log = logging.getLogger(__name__)
+
+_SEEDS: Final = 1 << 64
+
+
+class Encoder(Protocol):
+    """What is asked of `engine.tokenizer.Tokenizer`. Safe from any thread."""
+
+    def encode_prompt(self, prompt: Prompt) -> Int32Array:
+        """Raises PromptError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerRings:
+    """One tokenizer thread's ends."""
+
+    wakeup: Wakeup
+    submissions: Receiver[Submission]
+    requests: Sender[Request]
+    verdicts: Sender[Verdict]
+
+
+class TokenizerLoop:
+    """Encodes submissions, one after the other. Owned by its tokenizer thread."""
+
+    def __init__(self, encoder: Encoder, max_model_len: int, rings: TokenizerRings) -> None:
+        """max_model_len  prompt + output, tokens"""
+        self._encoder = encoder
+        self._max_model_len = max_model_len
+        self._rings = rings
+        self._inbox = Inbox(rings.wakeup, [rings.submissions])
+
+    def run(self, pulse: Pulse) -> None:
+        """The thread's body."""
+        while not pulse.is_stopping:
+            pulse.beat()
+            submission = self._rings.submissions.try_pop()
+            if submission is None:
+                self._inbox.wait(TICK_S)
+            else:
+                self._answer(submission, pulse)
+
+    def _answer(self, submission: Submission, pulse: Pulse) -> None:
+        made = self._encode(submission)
+        verdict: Verdict
+        if isinstance(made, Request):
+            pulse.push(self._rings.requests, made)
+            verdict = Accepted(made.id, len(made.prompt_ids))
+        else:
+            verdict = made
+        pulse.push(self._rings.verdicts, verdict)
+
+    def _encode(self, submission: Submission) -> Request | Refused:
+        try:
+            prompt_ids = self._encoder.encode_prompt(submission.prompt)
+        except PromptError as error:
+            return Refused(submission.id, 400, error.message, error.param, "invalid_prompt")
+        except (Stopped, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException:  # a panic in Rust is no Exception, and this prompt's alone
+            log.exception("request %d cannot be encoded", submission.id)
+            message = "The server failed to encode this prompt."
+            return Refused(submission.id, 500, message, code="internal_error")
+        params = self._fitted(submission, len(prompt_ids))
+        if params is None:
+            return self._too_long(submission, len(prompt_ids))
+        return Request(
+            id=submission.id,
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=secrets.randbelow(_SEEDS) if params.seed is None else params.seed % _SEEDS,
+            arrived_s=submission.arrived_s,
+        )
+
+    def _fitted(self, submission: Submission, prompt_tokens: int) -> SamplingParams | None:
+        """The parameters with a length that the context has room for; None: it has none."""
+        room = self._max_model_len - prompt_tokens
+        if not submission.max_tokens_given:
+            fitted = min(room, submission.params.max_new_tokens)
+            return replace(submission.params, max_new_tokens=fitted) if room > 0 else None
+        return submission.params if submission.params.max_new_tokens <= room else None
+
+    def _too_long(self, submission: Submission, prompt_tokens: int) -> Refused:
+        wanted = submission.params.max_new_tokens if submission.max_tokens_given else 1
+        message = (
+            f"This model's maximum context length is {self._max_model_len} tokens, but "
+            f"{prompt_tokens + wanted} are asked for: {prompt_tokens} in the prompt and "
+            f"{'' if submission.max_tokens_given else 'at least '}{wanted} for the answer. "
+            "Shorten the prompt or lower the number of new tokens."
+        )
+        param = "messages" if isinstance(submission.prompt, ChatPrompt) else "prompt"
+        return Refused(submission.id, 400, message, param, "context_length_exceeded")

@@ -1,0 +1,224 @@
+"""A model of bytes for the threads' tests: it answers with the prompt, and fails on demand.
+
+A prompt of the form "WHAT THREAD" makes that thread crash or hang when it comes to it, for
+instance "crash engine" or "hang http". "slow" takes a millisecond a token, and "endless" does not
+stop at its limit.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from engine.errors import PromptError
+from engine.request import (
+    ChatPrompt,
+    Delta,
+    Finish,
+    Int32Array,
+    Prompt,
+    Request,
+    Started,
+    StepOutput,
+    TextPrompt,
+)
+from httpd.service import ModelCard
+from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
+from runtime.messages import ModelFacts
+
+MAX_MODEL_LEN = 4096
+CARD = ModelCard(
+    id="fake", created=1, max_model_len=MAX_MODEL_LEN, vocab_size=256, has_chat_template=True
+)
+FACTS = ModelFacts(card=CARD, kv_tokens=1 << 20, device="cpu", dtype="bytes", load_s=0.0)
+
+
+class InjectedFault(Exception):
+    """What a "crash" raises."""
+
+
+def act_on(text: str, thread: str) -> None:
+    """Crashes or hangs where `text` says so for this thread."""
+    if text == f"crash {thread}":
+        raise InjectedFault(text)
+    if text == f"hang {thread}":
+        hang()
+
+
+def hang() -> NoReturn:
+    while True:
+        threading.Event().wait(60)
+
+
+class FakeEncoder:
+    """Satisfies runtime.tokenizer_pool.Encoder."""
+
+    def encode_prompt(self, prompt: Prompt) -> Int32Array:
+        if isinstance(prompt, ChatPrompt):
+            text = prompt.messages[-1]["content"]
+        elif isinstance(prompt, TextPrompt):
+            text = prompt.text
+        else:
+            return np.array(prompt.token_ids, np.int32)
+        if text == "refuse":
+            raise PromptError("this prompt is refused", "prompt")
+        if text == "panic":
+            raise BaseException("as a Rust extension panics")
+        if text == "exit tokenizer":
+            raise SystemExit("a fault that no request may cause")
+        act_on(text, "tokenizer")
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+@dataclass
+class _Running:
+    request: Request
+    made: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Satisfies runtime.engine_thread.ServedEngine; a step gives each request its next byte.
+
+    Owned by the engine thread; tests read it.
+    """
+
+    running: dict[int, _Running] = field(default_factory=dict)
+    aborted: list[int] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    before_step: Callable[[], None] = lambda: None
+    closed: bool = False
+    _ended: list[tuple[int, Finish]] = field(default_factory=list)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def submit(self, request: Request) -> None:
+        if request.prompt_ids[0] == 255:
+            raise ValueError("it can never fit")
+        self.running[request.id] = _Running(request)
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.append(request_id)
+        if self.running.pop(request_id, None) is not None:
+            self._ended.append((request_id, Finish.ABORT))
+
+    def stop_matched(self, request_id: int) -> None:
+        self.stopped.append(request_id)
+        self.running.pop(request_id, None)
+
+    def step(self) -> StepOutput | None:
+        self.before_step()
+        rows = [(each.request.id, *self._next(each)) for each in self.running.values()]
+        started = tuple(Started(r.request, 0) for r in self.running.values() if r.made == 1)
+        rows += [(request_id, -1, finish) for request_id, finish in self._ended]
+        self._ended = []
+        for request_id, _, finish in rows:
+            if finish is not Finish.NONE:
+                self.running.pop(request_id, None)
+        if not rows:
+            return None
+        ids, tokens, finishes = zip(*rows, strict=True)
+        return StepOutput(
+            1,
+            np.array(ids, np.int64),
+            np.array(tokens, np.int32),
+            np.array(finishes, np.uint8),
+            started,
+        )
+
+    @staticmethod
+    def _next(each: _Running) -> tuple[int, Finish]:
+        prompt = each.request.prompt_ids
+        text = bytes(prompt.astype(np.uint8)).decode(errors="replace")
+        act_on(text, "engine")
+        if text in ("slow", "endless"):
+            time.sleep(0.001)
+        token = int(prompt[each.made % len(prompt)])
+        each.made += 1
+        ends = each.made >= each.request.params.max_new_tokens and text != "endless"
+        return token, Finish.LENGTH if ends else Finish.NONE
+
+    def check_integrity(self) -> None:
+        assert not self._ended
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(frozen=True)
+class FakeStepText:
+    deltas: tuple[Delta, ...]
+    stop_matched: tuple[int, ...]
+
+
+class FakeTextMaker:
+    """Satisfies runtime.detokenizer_thread.TextMaker; the byte "$" is everyone's stop string."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, int] = {}
+        self._prompts: dict[int, str] = {}
+
+    def on_step(self, output: StepOutput) -> FakeStepText:
+        for started in output.started:
+            prompt = bytes(started.request.prompt_ids.astype(np.uint8)).decode(errors="replace")
+            self._made[started.request.id] = 0
+            self._prompts[started.request.id] = prompt
+        errors = dict(output.errors)
+        deltas, stops = [], []
+        for request_id, token, finish in zip(
+            output.request_ids.tolist(), output.token_ids.tolist(), output.finishes.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            if finish == Finish.ERROR:
+                deltas.append(
+                    Delta(request_id, "", (), Finish.ERROR, 0, 0, error=errors[request_id])
+                )
+            if token < 0 or request_id not in self._made:
+                continue
+            act_on(self._prompts[request_id], "detokenizer")
+            if self._prompts[request_id].endswith(" http"):
+                deltas.append(_Fault(self._prompts[request_id]))  # type: ignore[arg-type]
+            self._made[request_id] += 1
+            end = Finish.STOP if token == ord("$") else Finish(finish)
+            text = "" if token == ord("$") else chr(token)
+            deltas.append(Delta(request_id, text, (token,), end, self._made[request_id], 0))
+            if end is not Finish.NONE:
+                del self._made[request_id]
+                if not finish:
+                    stops.append(request_id)
+        return FakeStepText(tuple(deltas), tuple(stops))
+
+
+class _Fault:
+    """In a delta's place: the HTTP loop comes to grief over it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @property
+    def request_id(self) -> int:
+        act_on(self._text, "http")
+        return -1
+
+
+def fake_load(
+    engine: FakeEngine | None = None,
+    gate: threading.Event | None = None,
+    error: Exception | None = None,
+) -> Load:
+    """Loading that ends once `gate` is open, or with `error`."""
+
+    def load(progress: Progress) -> tuple[ServedEngine, Loaded]:
+        while gate is not None and not gate.wait(0.01):
+            progress("waiting for the gate", None)
+        progress("loading bytes", 1.0)
+        if error is not None:
+            raise error
+        return engine or FakeEngine(), Loaded(FACTS, FakeEncoder(), FakeTextMaker())
+
+    return load
