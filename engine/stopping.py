@@ -17,12 +17,13 @@ from collections.abc import Iterable
 class StopStrings:
     """One request's stop strings and held-back text. Owned by the detokenizer thread."""
 
-    __slots__ = ("_held", "_patterns", "match")
+    __slots__ = ("_first_chars", "_held", "_patterns", "match")
 
     def __init__(self, stop: Iterable[str]) -> None:
         """stop  each at least one character"""
         # Longest first: so the first to be complete at a character is the longest.
         self._patterns = [_Pattern(text) for text in sorted(stop, key=len, reverse=True)]
+        self._first_chars = frozenset(pattern.text[0] for pattern in self._patterns)
         self._held = ""
         self.match: str | None = None  # the stop string that was found
 
@@ -31,6 +32,8 @@ class StopStrings:
 
         After a match everything from the stop string on is dropped; do not feed any more.
         """
+        if not self._held and self._first_chars.isdisjoint(text):
+            return text  # nearly always
         ends = [(end, pattern) for pattern in self._patterns if (end := pattern.find_end(text))]
         all_text = self._held + text
         if ends:
@@ -65,8 +68,6 @@ class _Pattern:
     def find_end(self, piece: str) -> int:
         """Index in `piece` just after the first occurrence that is complete in it, or 0."""
         matched, length = self.matched, len(self.text)
-        if not matched and self.text[0] not in piece:
-            return 0
         for index, char in enumerate(piece):
             matched = self._next(matched, char)
             if matched == length:

@@ -79,20 +79,25 @@ class _Tokens:
         return None if token in self._skipped else token
 
 
-class _BytePieces(dict[int, bytes]):
-    """Bytes of each id, worked out when it first comes: start-up pays nothing."""
+class _BytePieces(dict[int, str | bytes]):
+    """What each id stands for, worked out when it first comes: start-up pays nothing.
+
+    Text where the id's bytes are whole characters, which most are; else the bytes.
+    """
 
     def __init__(self, tokens: _Tokens) -> None:
         super().__init__()
         self._tokens = tokens
         self._byte_of = _byte_of_char()
 
-    def __missing__(self, token_id: int) -> bytes:
+    def __missing__(self, token_id: int) -> str | bytes:
         token = self._tokens[token_id] or ""
+        piece: str | bytes = token
         try:
             piece = bytes([self._byte_of[char] for char in token])
-        except KeyError:  # an added token, written as itself
-            piece = token.encode()
+            piece = piece.decode()
+        except (KeyError, UnicodeDecodeError):
+            pass  # an added token, which is written as itself; or parts of characters
         self[token_id] = piece
         return piece
 
@@ -108,17 +113,26 @@ def _byte_of_char() -> dict[str, int]:
 class ByteLevelDecoder:
     """A byte-level tokenizer's: decodes the ids' bytes. Owned by the detokenizer thread."""
 
-    __slots__ = ("_pieces", "_utf8")
+    __slots__ = ("_pending", "_pieces")
 
     def __init__(self, pieces: _BytePieces) -> None:
         self._pieces = pieces
-        self._utf8 = _UTF8("replace")
+        self._pending = b""  # bytes of a character that is not complete
 
     def push(self, token_id: int) -> str:
-        return self._utf8.decode(self._pieces[token_id])
+        piece = self._pieces[token_id]
+        if isinstance(piece, str):
+            if not self._pending:
+                return piece
+            piece = piece.encode()
+        raw = self._pending + piece
+        text, consumed = codecs.utf_8_decode(raw, "replace", False)
+        self._pending = raw[consumed:]
+        return text
 
     def finish(self) -> str:
-        return self._utf8.decode(b"", True)
+        held, self._pending = self._pending, b""
+        return held.decode("utf-8", "replace")
 
 
 class _FallbackPieces(dict[int, str | int | None]):
