@@ -148,13 +148,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise ModelError(f"the checkpoint is quantised ({method}), which is not supported")
 
 
-def _count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _count(raw: Mapping[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
     value = raw.get(name)
     value = default if value is None else value
     if value is None:
         raise ModelError(f"{name} is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-        raise ModelError(f"{name} is {value!r}; it must be a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise ModelError(f"{name} is {value!r}; it must be an integer of {least} or more")
     return value
 
 
@@ -194,15 +194,14 @@ def _windows(raw: Mapping[str, Any], family: _Family, layers: int) -> tuple[int 
     window = _count(raw, "sliding_window", 4096)
     if family.windows == "by_switch":
         return (window,) * layers
-    full_layers = raw.get("max_window_layers", 28)
-    kinds = raw.get("layer_types") or [
-        "full_attention" if layer < full_layers else "sliding_attention" for layer in range(layers)
-    ]
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise ModelError(
-            f"layer_types must name full_attention or sliding_attention {layers} times"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    full_layers = _count(raw, "max_window_layers", 28, least=0)
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        return tuple(None if layer < full_layers else window for layer in range(layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(k in known for k in kinds):
+        raise ModelError(f"layer_types is {kinds!r}; it must be {layers} times one of {[*known]}")
+    return tuple(known[kind] for kind in kinds)
 
 
 def _moe(raw: Mapping[str, Any], layers: int) -> Moe:
@@ -211,6 +210,8 @@ def _moe(raw: Mapping[str, Any], layers: int) -> Moe:
     if top_k > experts:
         raise ModelError(f"num_experts_per_tok is {top_k}, but there are {experts} experts")
     dense = raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelError(f"mlp_only_layers is {dense!r}; it must be a list of layers")
     step = _count(raw, "decoder_sparse_step", 1)
     sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
     ffn_size = _count(raw, "moe_intermediate_size")

@@ -134,7 +134,7 @@ def fill_with_dummies(
             tensor.fill_(1.0)
         else:
             generator = torch.Generator(tensor.device)
-            generator.manual_seed((seed << 32) + zlib.crc32(name.encode()))
+            generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             tensor.normal_(0.0, 0.02, generator=generator)
         done_bytes += tensor.nbytes
         progress(done_bytes, total_bytes)

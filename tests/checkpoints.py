@@ -1,7 +1,7 @@
-"""Small random checkpoints, built and saved with transformers: every supported family in kilobytes.
+"""Small random checkpoints of every supported family, built and saved with transformers.
 
-Initial weights are large, so that greedy decoding does not repeat one token. `save_tokenizer` adds a
-byte-level tokenizer with a chat template, for tests that go from text to text.
+Initial weights are large, so that greedy decoding does not repeat one token. `save_tokenizer` adds
+a byte-level tokenizer with a chat template, for tests that go from text to text.
 """
 
 from collections.abc import Mapping

@@ -44,7 +44,7 @@ class StepDriver:
         decode: Sequence[int] = (),
         same: bool = False,
     ) -> list[int]:
-        """Runs one step: (row, tokens, samples) segments and decode rows. Returns what is sampled."""
+        """Runs (row, tokens, samples) segments and decode rows; returns the sampled tokens."""
         segments, page_writes = [], []
         for row, tokens, samples in prefill:
             start = self._lengths[row]

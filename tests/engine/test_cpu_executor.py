@@ -1,4 +1,4 @@
-"""Step descriptors on the CPU: greedy ids equal transformers' however the work is cut into steps."""
+"""Step descriptors on the CPU: transformers' greedy ids, however the work is cut into steps."""
 
 from collections.abc import Callable
 
