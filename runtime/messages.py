@@ -50,4 +50,3 @@ class ModelFacts:
     kv_tokens: int  # capacity of the KV pool
     device: str
     dtype: str
-    load_s: float

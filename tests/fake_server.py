@@ -1,4 +1,4 @@
-"""A server without a model, for tests that need a whole process: `python -m tests.fake_server JSON`.
+"""A server without a model, for tests that need a process: `python -m tests.fake_server JSON`.
 
 JSON holds ServerConfig's fields, and beyond those
 gate   a file; loading ends once it exists

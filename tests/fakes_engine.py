@@ -33,7 +33,7 @@ MAX_MODEL_LEN = 4096
 CARD = ModelCard(
     id="fake", created=1, max_model_len=MAX_MODEL_LEN, vocab_size=256, has_chat_template=True
 )
-FACTS = ModelFacts(card=CARD, kv_tokens=1 << 20, device="cpu", dtype="bytes", load_s=0.0)
+FACTS = ModelFacts(card=CARD, kv_tokens=1 << 20, device="cpu", dtype="bytes")
 
 
 class InjectedFault(Exception):
