@@ -1,0 +1,277 @@
+"""Generation without a server: the same engine, called by the caller's own thread.
+
+    from engine.offline import LLM
+    from engine.request import SamplingParams
+
+    with LLM("path/to/checkpoint") as llm:
+        outputs = llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=50))
+
+Knows neither threads nor HTTP.
+"""
+
+import itertools
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.detokenizer import Detokenizer
+from engine.errors import PromptError
+from engine.request import (
+    ChatPrompt,
+    Delta,
+    Finish,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from engine.tokenizer import Tokenizer
+
+# Text, a chat's messages, or token ids.
+PromptLike = str | Sequence[dict[str, Any]] | Sequence[int] | Prompt
+
+_SEEDS: Final = 1 << 64
+_INT32_MAX: Final = 2**31 - 1
+_LEAST: Final = 1e-5  # a smaller temperature or top_p leaves float32
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What became of one prompt. Where `error` is set, the rest is as far as it came."""
+
+    text: str
+    token_ids: tuple[int, ...]  # the ending EOS or stop id included
+    finish_reason: str  # "stop", "length" or "error"
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens that the prefix cache knew
+    stop_match: str | int | None = None  # the stop string or token id that ended it
+    error: str | None = None
+
+
+class LLM:
+    """A loaded model. Owned by the calling thread.
+
+    An exception out of `generate`, an interrupt included, leaves a step half done: the model is
+    closed then, and every later call says so.
+    """
+
+    def __init__(self, model: str | Path, *, progress: bool = True, **settings: Any) -> None:
+        """model     a checkpoint's folder
+        progress  show a bar while weights are loaded
+        settings  fields of `EngineConfig`
+
+        Raises ModelError for a checkpoint that cannot be served, ValueError for a setting out of
+        its range.
+        """
+        config = EngineConfig(model=Path(model), **settings)
+        self._tokenizer = Tokenizer.load(config.model)
+        with _bar("loading", "MB", shown=progress) as bar:
+            task = bar.add_task("loading", total=None)
+
+            def on_bytes(done: int, total: int) -> None:
+                bar.update(task, completed=done // 1_000_000, total=total // 1_000_000)
+
+            self._engine = build_engine(config, on_bytes)
+        self._detokenizer = Detokenizer(self._tokenizer)
+        self._ids = itertools.count()
+        self._closed = False
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath, for its facts and statistics."""
+        return self._engine
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Output]:
+        """One output for each prompt, in order; a prompt that fails does not fail the others.
+
+        prompts  one or several: text, which is taken as it is; a chat's messages; or token ids
+        params   for all prompts, or one for each; None: the defaults, as long as the context allows
+
+        Raises TypeError and ValueError for arguments of a wrong kind, before anything runs.
+        """
+        if self._closed:
+            raise RuntimeError("this LLM is closed, or was interrupted")
+        asked = _as_prompts(prompts)
+        each = _as_params(params, len(asked), self._engine.facts.vocab_size)
+        drafts = [_Draft() for _ in asked]
+        try:
+            waiting: dict[int, _Draft] = {}
+            for prompt, one, draft in zip(asked, each, drafts, strict=True):
+                self._submit(prompt, one, draft, waiting)
+            with _bar("generating", "prompts", shown=progress) as bar:
+                task = bar.add_task("generating", total=len(asked))
+                bar.update(task, completed=len(asked) - len(waiting))
+                while self._engine.has_work:
+                    bar.advance(task, self._step(waiting))
+        except BaseException:
+            self.close()
+            raise
+        return [draft.output() for draft in drafts]
+
+    def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        draft: "_Draft",
+        waiting: dict[int, "_Draft"],
+    ) -> None:
+        try:
+            prompt_ids = self._tokenizer.encode_prompt(prompt)
+            draft.prompt_tokens = len(prompt_ids)
+            if params is None:
+                room = self._engine.facts.max_model_len - len(prompt_ids)
+                params = SamplingParams(max_new_tokens=max(1, room))
+            seed = secrets.randbelow(_SEEDS) if params.seed is None else params.seed % _SEEDS
+            request = Request(next(self._ids), prompt_ids, params, seed)
+            self._engine.submit(request)
+        except (PromptError, ValueError) as error:
+            draft.finish, draft.error = Finish.ERROR, str(error)
+        else:
+            waiting[request.id] = draft
+
+    def _step(self, waiting: dict[int, "_Draft"]) -> int:
+        """Runs one step; returns how many prompts it finished."""
+        output = self._engine.step()
+        if output is None:
+            return 0
+        text = self._detokenizer.on_step(output)
+        for request_id in text.stop_matched:
+            self._engine.stop_matched(request_id)
+        for delta in text.deltas:
+            waiting[delta.request_id].add(delta)
+        ended = [delta.request_id for delta in text.deltas if delta.finish]
+        for request_id in ended:
+            del waiting[request_id]
+        return len(ended)
+
+    def close(self) -> None:
+        """Gives the model's memory back."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Draft:
+    """An output while it grows. Owned by the calling thread."""
+
+    __slots__ = ("_ids", "_text", "cached", "error", "finish", "prompt_tokens", "stop_match")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self.finish = Finish.NONE
+        self.prompt_tokens = self.cached = 0
+        self.stop_match: str | int | None = None
+        self.error: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._text.append(delta.text)
+        self._ids += delta.token_ids
+        self.cached = delta.cached_tokens
+        self.finish, self.stop_match, self.error = delta.finish, delta.stop_match, delta.error
+
+    def output(self) -> Output:
+        return Output(
+            text="".join(self._text),
+            token_ids=tuple(self._ids),
+            finish_reason=self.finish.name.lower(),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached,
+            stop_match=self.stop_match,
+            error=self.error,
+        )
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, (str, ChatPrompt, TextPrompt, TokenPrompt)):
+        return [_as_prompt(prompts)]
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts is a {type(prompts).__name__}, not a prompt or a list of prompts")
+    if prompts and isinstance(prompts[0], (dict, int)):
+        return [_as_prompt(prompts)]
+    return [_as_prompt(prompt) for prompt in prompts]
+
+
+def _as_prompt(prompt: Any) -> Prompt:
+    if isinstance(prompt, (ChatPrompt, TextPrompt, TokenPrompt)):
+        return prompt
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if isinstance(prompt, Sequence) and all(type(each) is int for each in prompt):
+        return TokenPrompt(tuple(prompt))
+    if isinstance(prompt, Sequence) and all(isinstance(each, dict) for each in prompt):
+        return ChatPrompt(tuple(prompt))
+    raise TypeError("a prompt is text, a list of messages or a list of token ids")
+
+
+def _as_params(params: Any, count: int, vocab_size: int) -> list[SamplingParams | None]:
+    each = [params] * count if params is None or isinstance(params, SamplingParams) else [*params]
+    if len(each) != count:
+        raise ValueError(f"there are {len(each)} params for {count} prompts")
+    for one in {id(one): one for one in each if one is not None}.values():
+        _check(one, vocab_size)
+    return each
+
+
+def _check(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValueError naming the field: nobody has validated these parameters before."""
+    limits = {
+        "max_new_tokens": (1, _INT32_MAX),
+        "temperature": (0, 100),
+        "top_k": (0, _INT32_MAX),
+        "top_p": (_LEAST, 1),
+        "min_p": (0, 1),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(params, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
+    if 0 < params.temperature < _LEAST:
+        raise ValueError(f"temperature is {params.temperature}; it must be 0 or at least {_LEAST}")
+    if "" in params.stop:
+        raise ValueError("stop has an empty string")
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"stop_token_ids has {token_id}; ids are below {vocab_size}")
+
+
+@contextmanager
+def _bar(what: str, unit: str, *, shown: bool) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        yield bar
