@@ -15,6 +15,7 @@ from engine.generation_config import eos_ids
 from engine.kv_cache import pages_within
 from engine.load import load_model
 from engine.model_config import ModelConfig
+from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.scheduler import Scheduler
 from engine.weights import Progress, no_progress
@@ -30,7 +31,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
     device = _resolve_device(config.device)
-    model_config, model = load_model(
+    _, model = load_model(
         config.model,
         dtype=config.dtype,
         device=device,
@@ -39,8 +40,13 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
         seed=config.seed,
         progress=progress,
     )
-    pages = _pool_pages(config, model_config, model.dtype)
-    max_model_len = _context(config, model_config, pages)
+    return assemble_engine(config, model)
+
+
+def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
+    """An engine around a model that is loaded already. Raises ModelError as `build_engine` does."""
+    pages = _pool_pages(config, model.config, model.dtype)
+    max_model_len = _context(config, model.config, pages)
     executor = CpuExecutor(
         model,
         pages=pages,
@@ -55,16 +61,16 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
         max_running=config.max_running,
         max_model_len=max_model_len,
         prefill_budget=config.prefill_budget,
-        eos_ids=_eos_ids(config.model, model_config.vocab_size),
+        eos_ids=_eos_ids(config.model, model.config.vocab_size),
     )
     # The CPU executor computes inside `launch`: planning ahead would only make tokens late.
     overlap = bool(config.overlap)
     facts = EngineFacts(
         max_model_len=max_model_len,
         kv_tokens=(pages - 1) * config.page_size,
-        vocab_size=model_config.vocab_size,
+        vocab_size=model.config.vocab_size,
         page_size=config.page_size,
-        device=str(device),
+        device="cpu",
         dtype=str(model.dtype).removeprefix("torch."),
         overlap=overlap,
     )
