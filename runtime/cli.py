@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import click
 
+from runtime.serve import serve
 from runtime.setup.console import SetupError, say
 from runtime.setup.model import prepare_default
 
@@ -19,23 +20,12 @@ _ROOT = Path(__file__).resolve().parent.parent
 _ANYTHING = {"ignore_unknown_options": True, "help_option_names": []}
 
 
-class _Commands(click.Group):
-    """Loads `serve` when it is asked for: it brings torch along, which takes seconds."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), "serve"})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "serve":
-            from runtime.serve import serve  # heavy: see above
-
-            return serve
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=_Commands)
+@click.group()
 def commands() -> None:
     """Serves language models over an OpenAI-compatible API."""
+
+
+commands.add_command(serve)
 
 
 @commands.command(context_settings=_ANYTHING)

@@ -128,7 +128,7 @@ def archive_mirror(files: Iterable[Path]) -> str:
     Reads both formats: `deb URI suite component` lines and deb822 stanzas.
     """
     for file in files:
-        text = re.sub(r"^\s*#.*\n?", "", file.read_text(errors="replace"), flags=re.MULTILINE)
+        text = re.sub(r"^[ \t]*#.*\n?", "", file.read_text(errors="replace"), flags=re.MULTILINE)
         if file.suffix == ".sources":
             stanzas = [
                 s for s in re.split(r"\n\s*\n", text) if not re.search(r"(?mi)^Enabled:\s*no", s)

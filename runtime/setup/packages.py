@@ -131,53 +131,52 @@ def gil_off(interpreter: Interpreter) -> dict[str, str]:
 
 def _install(shop: Workshop, environment: Environment, pins: list[Pin], kind: str) -> None:
     house = shop.cache.folder("wheels", f"{environment.folder.name}-{kind}")
-    pip = [str(environment.python), "-m", "pip", "--no-input"]
     todo = batches(pins)
     for number, batch in enumerate(todo, start=1):
         names = ", ".join(pin.name for pin in batch)
-        _collect(shop, environment, pip, house, batch, f"Packages {number}/{len(todo)}: {names}")
-    wheels = sorted(house.glob("*/*.whl"))
+        _collect(shop, environment, house, batch, f"Packages {number}/{len(todo)}: {names}")
+    wheels = sorted(house.glob("*.whl"))
     total = sum(path.stat().st_size for path in wheels)
-    shop.run(
-        f"Unpacking {len(wheels)} packages ({size(total)} packed)",
-        [*pip, "install", "--no-index", "--no-deps", "--force-reinstall", *map(str, wheels)],
-        log="packages",
-        environ=gil_off(environment.interpreter),
-        describe=PipStatus(),
+    exact = ["{}=={}".format(*path.name.split("-")[:2]) for path in wheels]
+    options = ["--no-index", f"--find-links={house}", "--no-deps", "--force-reinstall"]
+    _pip(
+        shop,
+        environment,
+        f"Unpacking {len(wheels)} packages, {size(total)} packed",
+        ["install", *options, *exact],
     )
     shutil.rmtree(house)
 
 
 def _collect(
-    shop: Workshop,
-    environment: Environment,
-    pip: list[str],
-    house: Path,
-    batch: list[Pin],
-    title: str,
+    shop: Workshop, environment: Environment, house: Path, batch: list[Pin], title: str
 ) -> None:
-    """Puts the wheels of a batch into a folder of its own, named for what the lock says of it."""
+    """Puts the wheels of a batch into `house`, unless an earlier attempt has."""
     lock = "\n".join(pin.lines for pin in batch) + "\n"
-    folder = house / hashlib.sha256(lock.encode()).hexdigest()[:12]
-    if is_complete(folder):
+    part = "-" + hashlib.sha256(lock.encode()).hexdigest()[:12]
+    if is_complete(house, part):
         return
-    folder.mkdir(exist_ok=True)
-    requirements = folder / "requirements.txt"
+    requirements = house / "batch.txt"
     requirements.write_text(lock)
-    options = ["--no-deps", "--require-hashes", "--progress-bar=raw", f"--wheel-dir={folder}"]
+    options = ["--no-deps", "--require-hashes", "--progress-bar=raw", f"--wheel-dir={house}"]
     try:
-        shop.run(
-            title,
-            [*pip, "wheel", *options, "-r", str(requirements)],
-            log="packages",
-            environ=gil_off(environment.interpreter),
-            describe=PipStatus(),
-        )
+        _pip(shop, environment, title, ["wheel", *options, "-r", str(requirements)])
     except Failed as failure:
         if environment.interpreter.free_threaded and batch[0].name in _FROM_SOURCE:
-            raise CannotCompile(f"{title} could not be built (see {failure.log})") from failure
+            names = " and ".join(pin.name for pin in batch)
+            raise CannotCompile(f"{names} could not be built (see {failure.log})") from failure
         raise
-    mark_complete(folder)
+    mark_complete(house, part)
+
+
+def _pip(shop: Workshop, environment: Environment, title: str, words: list[str]) -> None:
+    shop.run(
+        title,
+        [str(environment.python), "-m", "pip", *words],
+        log="packages",
+        environ=gil_off(environment.interpreter),
+        describe=PipStatus(),
+    )
 
 
 class PipStatus:
@@ -196,4 +195,6 @@ class PipStatus:
             self._name = download[1]
             return f"downloading {self._name}"
         build = re.match(r"\s*Building wheel for (\S+)", line)
-        return f"building {build[1]}" if build else None
+        if build:
+            return f"building {build[1]}"
+        return "writing files" if line.startswith("Installing collected packages") else None
