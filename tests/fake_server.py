@@ -39,6 +39,9 @@ def main() -> None:
     restart_without_gil()
     settings = json.loads(sys.argv[1])
     load = _load(settings.pop("gate", None), settings.pop("error", None))
+    for name in ("tls_cert", "tls_key"):
+        if name in settings:
+            settings[name] = Path(settings[name])
     config = ServerConfig(EngineConfig(Path("fake"), max_running=8), port=0, **settings)
     code, all_ended = serve.run(config, load, started_s=time.monotonic())
     left = [thread.name for thread in threading.enumerate() if not thread.daemon]

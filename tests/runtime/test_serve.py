@@ -1,0 +1,172 @@
+"""Flags to settings; what is refused, and how."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from engine.config import EngineConfig
+from runtime import serve
+from runtime.checkpoint import find_checkpoint
+from runtime.config import Rank, ServerConfig
+from runtime.gil import is_free_threaded_build
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """The settings of each server that would have been started."""
+    configs: list[ServerConfig] = []
+
+    def run(config: ServerConfig, _load: object, *, started_s: float) -> tuple[int, bool]:
+        configs.append(config)
+        return 0, True
+
+    monkeypatch.setattr(serve, "run", run)
+    monkeypatch.setattr(serve, "restart_without_gil", lambda: None)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return configs
+
+
+def test_no_flags_give_the_defaults_of_the_settings(
+    seen: list[ServerConfig], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(serve.serve, ["--model", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert seen == [ServerConfig(EngineConfig(tmp_path))]
+
+
+def test_every_setting_has_a_flag(seen: list[ServerConfig], tmp_path: Path) -> None:
+    cert = tmp_path / "cert.pem"
+    cert.touch()
+    engine = {
+        "device": "cpu", "dtype": "float32", "load_format": "dummy", "page_size": 16,
+        "max_running": 3, "max_model_len": 99, "prefill_budget": 64, "max_kv_tokens": 640,
+        "memory_fraction": 0.5, "cache": "naive", "cpu_threads": 1, "seed": 7,
+    }  # fmt: skip
+    rest = {
+        "served_model_name": "some/name", "host": "::1", "port": 0, "tokenizer_threads": 1,
+        "max_queued": 5, "max_body_bytes": 2048, "max_streams": 9, "tls_cert": cert,
+        "tls_key": cert, "drain_timeout_s": 1.5, "watchdog_s": 9.0,
+    }  # fmt: skip
+    flags = [
+        word
+        for name, value in {**engine, **rest}.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    flags += ["--no-overlap", "--access-log", "--cors-origin", "a", "--cors-origin", "b"]
+    result = CliRunner().invoke(serve.serve, ["--model", str(tmp_path), *flags])
+    assert result.exit_code == 0, result.output
+    expected = ServerConfig(
+        EngineConfig(tmp_path, overlap=False, **engine),  # type: ignore[arg-type]
+        access_log=True,
+        cors_origins=("a", "b"),
+        **rest,  # type: ignore[arg-type]
+    )
+    assert seen == [expected]
+
+
+def test_a_prefill_budget_of_zero_is_whole_prompts(
+    seen: list[ServerConfig], tmp_path: Path
+) -> None:
+    CliRunner().invoke(serve.serve, ["--model", str(tmp_path), "--prefill-budget", "0"])
+    assert seen[0].engine.prefill_budget is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--page-size", "0"], "page_size is 0; it must be between 1 and 256"),
+        (["--prefill-budget", "-1"], "prefill_budget is -1; it must be between"),
+        (["--port", "65536"], "port is 65536; it must be between 0 and 65535"),
+        (["--cache", "tree"], "cache is 'tree'; it must be radix or naive"),
+        (["--memory-fraction", "1.5"], "memory_fraction is 1.5; it must be in (0, 1]"),
+        (["--memory-fraction", "nan"], "memory_fraction is nan"),
+        (["--watchdog-s", "nan"], "watchdog_s is nan; it must be between"),
+        (["--tokenizer-threads", "0"], "tokenizer_threads is 0; it must be between 1 and 64"),
+        (["--max-queued", "0"], "max_queued is 0; it must be between 1 and"),
+        (["--served-model-name", ""], "served_model_name is empty"),
+        (["--tls-cert", "x.pem"], "tls_cert and tls_key must be given together"),
+        (["--tls-cert", "x.pem", "--tls-key", "x.pem"], "tls_cert is x.pem; there is no such file"),
+        (["--page-size", "many"], "'many' is not a valid integer"),
+        (["--model", "no/such/folder"], "model is no/such/folder; it must be a folder or"),
+    ],
+)
+def test_a_bad_flag_is_refused_with_field_value_and_limit(
+    seen: list[ServerConfig], tmp_path: Path, flags: list[str], told: str
+) -> None:
+    result = CliRunner().invoke(serve.serve, ["--model", str(tmp_path), *flags])
+    assert result.exit_code == 2 and told in result.output and not seen
+
+
+def test_help_names_each_flag_with_a_text() -> None:
+    told = CliRunner().invoke(serve.serve, ["--help"]).output
+    for name in ("--page-size", "--overlap / --no-overlap", "--drain-timeout-s", "--seed"):
+        assert name in told
+    assert all(option.help for option in serve.serve.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}], ids=["alone", "torchrun"]
+)
+def test_one_process_is_accepted(environ: dict[str, str]) -> None:
+    assert Rank.of_environment(environ) == Rank(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4; it must be 1"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "must be whole numbers"),
+    ],
+)
+def test_more_processes_are_refused(environ: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Rank.of_environment(environ)
+
+
+def test_a_port_in_use_is_told_without_a_stack(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = ServerConfig(EngineConfig(tmp_path), port=taken.getsockname()[1])
+        with pytest.raises(click.ClickException, match="cannot listen on 127.0.0.1 port"):
+            serve._listen(config)
+
+
+def test_a_folder_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint("org/model") == Path("org/model")
+
+
+@pytest.mark.parametrize("name", ["", "a b/c", "../x", "file.gguf"])
+def test_what_is_no_folder_and_no_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it must be a folder or a name like org/model"):
+        find_checkpoint(str(tmp_path / "none" / "x") if not name else name)
+
+
+@pytest.mark.skipif(not is_free_threaded_build(), reason="this Python always has a GIL")
+@pytest.mark.parametrize("gil", [None, "1"])
+def test_a_start_with_the_gil_on_is_repeated_without(gil: str | None) -> None:
+    """With its arguments, and in the same process."""
+    program = (
+        "import os, sys; from runtime.gil import *; print(os.getpid(), flush=True);"
+        "restart_without_gil(); print(is_gil_enabled(), sys.argv[1:], check_gil())"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    if gil is not None:
+        environ["PYTHON_GIL"] = gil
+    command = [sys.executable, "-c", program, "an argument", "-x"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, last = done.stdout.splitlines()
+    assert first == second and last == "False ['an argument', '-x'] None"

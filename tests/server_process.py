@@ -1,0 +1,97 @@
+"""A server over a fake engine as a process of its own, for tests of its start, end and sockets."""
+
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+SOON_S = 20.0  # far more than anything here takes, on a busy machine too
+
+
+class ServerProcess:
+    """A `tests.fake_server` and what it has said so far."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fake_server", json.dumps(settings)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHON_GIL": "0", "OMP_NUM_THREADS": "1"},
+        )
+        self.said: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self.url = self.wait_for(r"loading .*; (http\S+)/health")
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_for(self, pattern: str) -> str:
+        """The first line that matches, or its group."""
+        deadline = time.monotonic() + SOON_S
+        while time.monotonic() < deadline:
+            line = self._lines.get(timeout=SOON_S)
+            if line is None:
+                break
+            self.said.append(line)
+            if found := re.search(pattern, line):
+                return found.group(found.lastindex or 0)
+        raise AssertionError(f"never said {pattern!r}:\n{self.all_said()}")
+
+    def ready(self) -> "ServerProcess":
+        self.wait_for("is ready at")
+        return self
+
+    def wait_exit(self) -> int:
+        return self.process.wait(SOON_S)
+
+    def all_said(self) -> str:
+        """Everything, once the process has ended."""
+        self._reader.join(SOON_S)
+        while not self._lines.empty():
+            line = self._lines.get()
+            if line is not None:
+                self.said.append(line)
+        return "".join(self.said)
+
+    def ask(self, text: str, **more: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json=body(text, **more), timeout=SOON_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(SOON_S)
+        self._reader.join(SOON_S)
+        assert not self._reader.is_alive()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "fake", "prompt": text, "max_tokens": 8, **more}
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[ServerProcess]:
+    server = ServerProcess(settings)
+    try:
+        yield server
+    finally:
+        server.close()
