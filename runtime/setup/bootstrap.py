@@ -114,6 +114,8 @@ def become(environment: Environment, words: list[str], environ: Mapping[str, str
         "PATH": os.pathsep.join([str(environment.folder / "bin"), environ.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join([*sources, *filter(None, [environ.get("PYTHONPATH")])]),
         "VIRTUAL_ENV": str(environment.folder),
+        # mypy reads all of torch once, which takes minutes; every clone may profit from that.
+        "MYPY_CACHE_DIR": environ.get("MYPY_CACHE_DIR", str(environment.folder / "mypy-cache")),
     }
     python = str(environment.python)
     # -P: the folder that the user happens to be in must not shadow modules.
