@@ -1,8 +1,8 @@
 """The same tokens as transformers in fp32, whatever the engine's settings.
 
-The whole matrix is page size × chunk × cache × overlap × batch, each with every prompt twice, for every
-family and for SmolLM2. It takes an hour: `--slow` runs it all. Without it, a set of cells runs in
-which every two settings meet at least once.
+The whole matrix is page size × chunk × cache × overlap × batch, each with every prompt twice, for
+every family and for SmolLM2. It takes an hour: `--slow` runs it all. Without it, a set of cells
+runs in which every two settings meet at least once.
 """
 
 import itertools
