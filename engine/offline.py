@@ -155,12 +155,16 @@ class LLM:
         text = self._detokenizer.on_step(output)
         for request_id in text.stop_matched:
             self._engine.stop_matched(request_id)
+        ended = 0
         for delta in text.deltas:
-            waiting[delta.request_id].add(delta)
-        ended = [delta.request_id for delta in text.deltas if delta.finish]
-        for request_id in ended:
-            del waiting[request_id]
-        return len(ended)
+            draft = waiting.get(delta.request_id)
+            if draft is None:
+                continue  # it failed before the engine heard that its stop string had ended it
+            draft.add(delta)
+            if delta.finish:
+                del waiting[delta.request_id]
+                ended += 1
+        return ended
 
     def close(self) -> None:
         """Gives the model's memory back."""

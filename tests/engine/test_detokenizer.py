@@ -224,7 +224,7 @@ def test_text_counts_and_end_agree(text: str, stop: list[str], length: int) -> N
 
 
 def test_a_step_of_256_responses_costs_little() -> None:
-    """The thread must keep up with decode steps of some milliseconds; measured 0.6 ms when idle."""
+    """The thread must keep up with decode steps of milliseconds; 0.8 ms on a busy core."""
     detokenizer = Detokenizer(Tokenizer(shared("byte_level")))
     ids = shared("byte_level").encode(TEXTS[0], add_special_tokens=False).ids
     requests = tuple(started(i, stop=("###",)) for i in range(256))
@@ -232,9 +232,9 @@ def test_a_step_of_256_responses_costs_little() -> None:
     best = 1.0
     for token_id in ids * 3:
         output = step(*((i, token_id, Finish.NONE) for i in range(256)))
-        begun = time.perf_counter()
+        begun = time.thread_time()
         text = detokenizer.on_step(output)
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.thread_time() - begun)
         assert len(text.deltas) == 256
     print(f"256 responses: {best * 1e3:.2f} ms a step")
     assert best < 10e-3

@@ -81,10 +81,10 @@ def test_time_is_linear_for_repetitive_stop_strings() -> None:
         best = 1e9
         for _ in range(3):
             stops = StopStrings(["a" * 500 + "b"])
-            begun = time.perf_counter()
+            begun = time.thread_time()
             for _ in range(length):
                 stops.feed("a" * 4)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, time.thread_time() - begun)
         return best
 
     assert seconds(8_000) / seconds(1_000) < 24  # linear: 8, quadratic: 64

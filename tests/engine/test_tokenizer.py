@@ -298,9 +298,9 @@ def test_time_is_linear(tokenizer: Tokenizer, unit: str) -> None:
         prompt = chat({"role": "user", "content": unit * (chars // len(unit))})
         best = 1e9
         for _ in range(3):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             tokenizer.encode_prompt(prompt)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, time.thread_time() - begun)
         return best
 
     assert seconds(64_000) / seconds(8_000) < 24  # linear: 8, quadratic: 64
