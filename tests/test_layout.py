@@ -27,7 +27,8 @@ MAY_IMPORT = {
 TORCH_FREE = (
     "request", "descriptor", "executor", "pages", "prefix_cache", "radix", "radix_node", "naive_cache",
     "cache_factory", "rows", "waiting", "fence", "forecast", "plan", "scheduler", "core",
-    "detokenizer", "stopping", "config",
+    "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
+    "stopping", "config",
 )  # fmt: skip
 
 
