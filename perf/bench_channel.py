@@ -2,7 +2,9 @@
 
 `python -m perf.bench_channel [--items N] [--rounds N]`
 
-throughput  one thread sends, one receives, neither ever sleeps; a full ring makes its sender wait
+alone       a thread sends 64 items to itself and takes them out, as after a step
+throughput  one thread sends, one receives; neither sleeps, and the ring has room for all items, as
+            the others have: a bounded ring would also measure when the threads get a core
 ping-pong   two threads and two channels; each side sleeps until the other's item comes: a ring on
             its eventfd, a SimpleQueue in `get`. A deque has no way to sleep, so it is polled.
 
@@ -26,9 +28,8 @@ from perf.results import save
 from runtime.channel import Channel
 from runtime.inbox import Inbox, Wakeup
 
-CAPACITY: Final = 1024
-BATCH: Final = 64  # items that a receiver finds at once, as after a step
-RUNS: Final = 5
+BATCH: Final = 64
+RUNS: Final = 15
 
 Push = Callable[[int], object]
 PopAll = Callable[[], list[int]]
@@ -55,13 +56,13 @@ def ring_ends(capacity: int) -> tuple[Push, PopAll, PopWait]:
     return push, ring.receiver.pop_all, pop_wait
 
 
-def deque_ends(_capacity: int) -> tuple[Push, PopAll, PopWait]:
+def deque_ends(capacity: int) -> tuple[Push, PopAll, PopWait]:
     items: deque[int] = deque()
 
     def pop_all() -> list[int]:
         found: list[int] = []
         try:
-            while len(found) < CAPACITY:
+            while len(found) < capacity:
                 found.append(items.popleft())
         except IndexError:
             pass
@@ -77,13 +78,13 @@ def deque_ends(_capacity: int) -> tuple[Push, PopAll, PopWait]:
     return items.append, pop_all, pop_wait
 
 
-def queue_ends(_capacity: int) -> tuple[Push, PopAll, PopWait]:
+def queue_ends(capacity: int) -> tuple[Push, PopAll, PopWait]:
     items: SimpleQueue[int] = SimpleQueue()
 
     def pop_all() -> list[int]:
         found: list[int] = []
         try:
-            while len(found) < CAPACITY:
+            while len(found) < capacity:
                 found.append(items.get_nowait())
         except Empty:
             pass
@@ -97,7 +98,7 @@ KINDS: Final = {"channel": ring_ends, "deque": deque_ends, "SimpleQueue": queue_
 
 def throughput_ns(kind: str, count: int) -> float:
     """Nanoseconds an item while one thread sends and another receives."""
-    push, pop_all, _ = KINDS[kind](CAPACITY)
+    push, pop_all, _ = KINDS[kind](count)
     start = threading.Barrier(2)
 
     def send() -> None:
@@ -122,7 +123,7 @@ def throughput_ns(kind: str, count: int) -> float:
 
 def alone_ns(kind: str, count: int) -> tuple[float, float]:
     """Nanoseconds a push, and nanoseconds an item received, without another thread."""
-    push, pop_all, _ = KINDS[kind](CAPACITY)
+    push, pop_all, _ = KINDS[kind](BATCH)
     push_s = pop_s = 0.0
     for _ in range(count // BATCH):
         began = time.perf_counter()
@@ -175,8 +176,8 @@ def measure(kind: str, items: int, rounds: int) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--items", default=200_000, show_default=True, help="Items a throughput run.")
-@click.option("--rounds", default=5_000, show_default=True, help="Rounds a ping-pong run.")
+@click.option("--items", default=20_000, show_default=True, help="Items a throughput run.")
+@click.option("--rounds", default=1_000, show_default=True, help="Rounds a ping-pong run.")
 def main(items: int, rounds: int) -> None:
     """Measures channels between two threads."""
     console = Console()

@@ -104,6 +104,7 @@ class EngineLoop:
             pulse.watched = True
             while not pulse.is_stopping:
                 self._turn(engine, pulse)
+            engine.check_integrity()
         finally:
             engine.close()
 

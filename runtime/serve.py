@@ -27,6 +27,7 @@ from runtime.gil import restart_without_gil
 from runtime.messages import ModelFacts
 from runtime.report import LoadingReport, set_up_logging, show_ready
 from runtime.server import Server
+from runtime.setup.console import SetupError
 from runtime.version import plait_version
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ def serve(model: str | None, **flags: Any) -> None:
         config = build_config(find_checkpoint(model), flags)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    except SetupError as error:
+        raise click.ClickException(str(error)) from error
     code, all_ended = run(config, _load_real(config), started_s=started_s)
     logging.shutdown()
     if not all_ended:

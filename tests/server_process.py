@@ -1,4 +1,4 @@
-"""A server over a fake engine as a process of its own, for tests of its start, end and sockets."""
+"""A server as a process of its own, for tests of its start, its end and its sockets."""
 
 import json
 import os
@@ -20,11 +20,11 @@ SOON_S = 20.0  # far more than anything here takes, on a busy machine too
 
 
 class ServerProcess:
-    """A `tests.fake_server` and what it has said so far."""
+    """A server and what it has said so far."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fake_server", json.dumps(settings)],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,7 +90,21 @@ def body(text: str, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[ServerProcess]:
-    server = ServerProcess(settings)
+    """A server over a fake engine; see tests.fake_server for `settings`."""
+    with _closing(ServerProcess("tests.fake_server", json.dumps(settings))) as server:
+        yield server
+
+
+@contextmanager
+def serving_model(folder: Path, *flags: str) -> Iterator[ServerProcess]:
+    """The real server over a checkpoint."""
+    arguments = ["--model", str(folder), "--port", "0", *flags]
+    with _closing(ServerProcess("runtime.serve", *arguments)) as server:
+        yield server
+
+
+@contextmanager
+def _closing(server: ServerProcess) -> Iterator[ServerProcess]:
     try:
         yield server
     finally:
