@@ -20,7 +20,7 @@ from engine.pages import PagePool
 from engine.scheduler import Scheduler
 from engine.weights import Progress, no_progress
 
-CPU_POOL_LIMIT_BYTES: Final = 8 << 30  # a CPU computes too slowly to fill more
+CPU_POOL_LIMIT_BYTES: Final = 4 << 30  # a CPU computes too slowly to fill more
 
 
 def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engine:

@@ -1,7 +1,9 @@
 """The keys and values of all pages, for every layer. Knows nothing of who owns a page."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.errors import ModelError
@@ -34,7 +36,12 @@ class KvCache:
         On the CPU the memory is taken from the system only as pages are first written.
         """
         shape = (2, config.layers, pages, page_size, config.kv_heads, config.head_dim)
-        both = torch.zeros(shape, dtype=dtype, device=device)
+        if torch.device(device).type == "cpu":
+            # numpy's zeros are the system's own and cost nothing; torch's are written one by one.
+            zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+            both = torch.from_numpy(zeros).view(dtype).view(shape)
+        else:
+            both = torch.zeros(shape, dtype=dtype, device=device)
         return cls(both[0].unbind(0), both[1].unbind(0))
 
 
