@@ -1,0 +1,127 @@
+// What a decode step derives from its rows' state, and how attention's work is shared out.
+//
+// One block. Both kernels end in `share_out`: each sequence's keys are cut into tiles of TILE tokens,
+// the tiles of all sequences laid end to end, and that line cut into spans, one block's portion each.
+// The first `big` spans share all but `small_permille` of the tiles evenly; the rest, if any, share
+// the remainder: blocks take those as they come free.
+#include "device.cuh"
+
+struct Plan {
+    int* sequence_tile;  // [sequences + 1] first tile of each sequence
+    int2* sequence_span; // [sequences] first and last span that holds tiles of it
+    int* span_tile;      // [spans + 1] first tile of each span; spans without work are last
+    int* span_sequence;  // [spans] sequence of its first tile
+};
+
+// The tiles before thread t's own; `total` gets all. `scratch` is shared, 33 ints.
+__device__ __forceinline__ int tiles_before(int own, int* scratch, int& total) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int up_to = own;
+    for (int step = 1; step < 32; step *= 2) {
+        int left = __shfl_up_sync(FULL, up_to, step);
+        if (lane >= step) up_to += left;
+    }
+    if (lane == 31) scratch[warp] = up_to;
+    __syncthreads();
+    if (warp == 0) {
+        int sum = lane < blockDim.x / 32 ? scratch[lane] : 0;
+        for (int step = 1; step < 32; step *= 2) {
+            int left = __shfl_up_sync(FULL, sum, step);
+            if (lane >= step) sum += left;
+        }
+        scratch[lane] = sum;
+    }
+    __syncthreads();
+    total = scratch[blockDim.x / 32 - 1];
+    return up_to - own + (warp ? scratch[warp - 1] : 0);
+}
+
+// The last i in [0, count) with starts[i] <= tile; starts ascends and starts[0] <= tile.
+__device__ __forceinline__ int last_at_or_before(const int* starts, int count, int tile) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (starts[middle] <= tile) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+__device__ __forceinline__ int tiles_of(int kv_len, int window) {
+    int keys = window > 0 ? min(kv_len, window) : kv_len;
+    return max(1, (keys + TILE - 1) / TILE);  // an empty sequence too: its result is written as 0
+}
+
+// Shared: dynamic, (sequences + 1) + (spans + 1) ints. kv_lens may be global, written by this block.
+__device__ __forceinline__ void share_out(const int* kv_lens, int sequences, int window, Plan plan,
+                                          int big, int spans, int small_permille, int min_tiles) {
+    extern __shared__ int starts[];
+    __shared__ int scratch[33];
+    int* bounds = starts + sequences + 1;
+    int each = (sequences + blockDim.x - 1) / blockDim.x;
+    int begin = min((int)threadIdx.x * each, sequences), end = min(begin + each, sequences);
+    int own = 0, total;
+    for (int i = begin; i < end; i++) own += tiles_of(kv_lens[i], window);
+    int at = tiles_before(own, scratch, total);
+    for (int i = begin; i < end; i++) {
+        starts[i] = plan.sequence_tile[i] = at;
+        at += tiles_of(kv_lens[i], window);
+    }
+    if (threadIdx.x == 0) starts[sequences] = plan.sequence_tile[sequences] = total;
+
+    int small = spans - big, small_tiles = (int)((long long)total * small_permille / 1000);
+    if (small_tiles < small * min_tiles) small = small_tiles = 0;
+    int big_tiles = total - small_tiles;
+    int used = max(1, min(big, big_tiles / min_tiles));
+    if (small) used = big;  // spans without work are last: small ones follow only a full set
+    for (int s = threadIdx.x; s <= spans; s += blockDim.x) {
+        int tile = s <= used ? (int)((long long)big_tiles * s / used) : big_tiles;
+        if (s > used && small)
+            tile = big_tiles + (int)((long long)small_tiles * min(s - used, small) / small);
+        bounds[s] = plan.span_tile[s] = tile;
+    }
+    __syncthreads();
+    int filled = used + small;
+    for (int s = threadIdx.x; s < filled; s += blockDim.x)
+        plan.span_sequence[s] = last_at_or_before(starts, sequences, bounds[s]);
+    for (int i = threadIdx.x; i < sequences; i += blockDim.x)
+        plan.sequence_span[i] = make_int2(last_at_or_before(bounds, filled, starts[i]),
+                                          last_at_or_before(bounds, filled, starts[i + 1] - 1));
+}
+
+extern "C" __global__ void plan_decode(const int* kv_lens, int sequences, int window,
+                                       int* sequence_tile, int2* sequence_span, int* span_tile,
+                                       int* span_sequence, int big, int spans, int small_permille,
+                                       int min_tiles) {
+    wait_for_previous();
+    let_next_start();
+    Plan plan = {sequence_tile, sequence_span, span_tile, span_sequence};
+    share_out(kv_lens, sequences, window, plan, big, spans, small_permille, min_tiles);
+}
+
+// One decode step of rows[n]: a row's last token goes to position lengths[row], which then grows by
+// one. `dummy_row` fills a bucket up: it stays at position 0 of page 0.
+extern "C" __global__ void prepare_decode(const int* rows, int sequences, int dummy_row,
+                                          const int* last_token, int* lengths,
+                                          const int* page_table, int max_pages, int page_shift,
+                                          int* ids, int* positions, int* slots, int* kv_lens,
+                                          int window, int* sequence_tile, int2* sequence_span,
+                                          int* span_tile, int* span_sequence, int big, int spans,
+                                          int small_permille, int min_tiles) {
+    wait_for_previous();
+    let_next_start();
+    for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
+        int row = rows[i];
+        bool padding = row == dummy_row;
+        int position = padding ? 0 : lengths[row];
+        int page = padding ? 0 : page_table[(size_t)row * max_pages + (position >> page_shift)];
+        ids[i] = padding ? 0 : last_token[row];
+        positions[i] = position;
+        slots[i] = (page << page_shift) + (position & ((1 << page_shift) - 1));
+        kv_lens[i] = position + 1;
+        if (!padding) lengths[row] = position + 1;
+    }
+    __syncthreads();
+    Plan plan = {sequence_tile, sequence_span, span_tile, span_sequence};
+    share_out(kv_lens, sequences, window, plan, big, spans, small_permille, min_tiles);
+}

@@ -1,0 +1,225 @@
+"""Decode attention on CUDA, and the kernel that prepares a decode step.
+
+`DecodeAttention` shares a step's keys out evenly over the multiprocessors, whatever the sequences'
+lengths: a plan made on the device once a step, that every layer follows. Nothing is planned on the
+host, so a captured graph serves any lengths.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
+
+Tensor = torch.Tensor
+
+TILE: Final = 16  # keys, as in csrc/decode_attention.cu
+_SHARED_BYTES: Final = 232_448  # a block's limit on sm_90 and sm_100
+_RING_BYTES_PER_STAGE: Final = 2 * 8 + 32  # two barriers and what the tile is
+_MAX_STAGES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    """How the work is shared out. The defaults were measured on an H200 (perf/LOG.md)."""
+
+    heads_per_block: int  # key-value heads; divides their number
+    blocks_per_multiprocessor: int = 1
+    small_spans: int = 0  # per block: taken by blocks that finish early
+    small_permille: int = 0  # of the tiles that these hold
+    min_tiles: int = 1  # per span
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """What the device keeps of its rows between steps. The last row is the dummy row.
+
+    lengths     [rows] int32: tokens whose keys are stored
+    last_token  [rows] int32: sampled last, and not yet computed
+    page_table  [rows, max_pages] int32
+    """
+
+    lengths: Tensor
+    last_token: Tensor
+    page_table: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """What a prepared decode step reads, each [n] int32; written anew every step."""
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    kv_lens: Tensor  # the new token included: also the index of the token about to be sampled
+
+
+def decode_inputs(max_sequences: int, device: torch.device) -> DecodeInputs:
+    """Room for `max_sequences`."""
+    return DecodeInputs(
+        *torch.empty((4, max_sequences), dtype=torch.int32, device=device).unbind(0)
+    )
+
+
+class DecodeAttention:
+    """Attention of one query per sequence, for models of one shape. Owned by the engine thread.
+
+    Holds the plan and the workspace, which one stream at a time may use.
+    """
+
+    def __init__(
+        self,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        max_sequences: int,
+        device: torch.device,
+        tuning: DecodeTuning,
+        window: int | None = None,
+    ) -> None:
+        group = q_heads // kv_heads
+        _check_shape(q_heads, kv_heads, head_dim, page_size, tuning)
+        self.kv_heads, self.head_dim, self.group = kv_heads, head_dim, group
+        self.page_size, self._window = page_size, window or 0
+        self._tuning, self._groups = tuning, kv_heads // tuning.heads_per_block
+        resident = multiprocessors(device) * tuning.blocks_per_multiprocessor
+        self._blocks = max(1, resident // self._groups)
+        self._spans = self._blocks * (1 + tuning.small_spans)
+        self._set_up_kernel()
+
+        def ints(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=device)
+
+        pairs, slots = (group + 1) // 2, 2 * self._spans * kv_heads
+        self._sequence_tile, self._sequence_span = ints(max_sequences + 1), ints(2 * max_sequences)
+        self._span_tile, self._span_sequence = ints(self._spans + 1), ints(self._spans)
+        self._arrived, self._tickets = ints(max_sequences * kv_heads), ints(2 * self._groups)
+        self._parts = torch.empty(slots * pairs * 2 * head_dim, device=device)
+        self._sums = torch.empty(slots * pairs * 4, device=device)
+        self._max_sequences = max_sequences
+        self._just_planned = False  # attention reads the plan before it waits
+
+    def _set_up_kernel(self) -> None:
+        heads = self._tuning.heads_per_block
+        stages, self._shared_bytes = ring_of(self._tuning, self.group, self.head_dim)
+        self._threads = (heads + 1) * 32
+        run = _attention(heads, self.group, self.head_dim, stages)
+        self._kernel = run.allow_shared(self._shared_bytes)
+
+    def _plan_arguments(self) -> tuple[int, ...]:
+        tuning = self._tuning
+        return (
+            self._window, self._sequence_tile.data_ptr(), self._sequence_span.data_ptr(),
+            self._span_tile.data_ptr(), self._span_sequence.data_ptr(), self._blocks, self._spans,
+            tuning.small_permille, tuning.min_tiles,
+        )  # fmt: skip
+
+    def _plan_shared_bytes(self, sequences: int) -> int:
+        if sequences > self._max_sequences:
+            raise ValueError(f"{sequences} sequences, but room for {self._max_sequences}")
+        return 4 * (sequences + 1 + self._spans + 1)
+
+    def plan(self, kv_lens: Tensor) -> None:
+        """Shares out sequences of kv_lens [n] int32 keys; `attend` follows until the next plan."""
+        n = len(kv_lens)
+        _plan_kernels("plan_decode", "PiiPPPPiiii").launch(
+            (1, 1), _plan_threads(n), kv_lens.data_ptr(), n, *self._plan_arguments(),
+            shared_bytes=self._plan_shared_bytes(n),
+        )  # fmt: skip
+        self._just_planned = True
+
+    def prepare(self, rows: Tensor, state: StepState, inputs: DecodeInputs) -> None:
+        """Starts a decode step of rows [n] int32, as the step descriptor says, and plans it.
+
+        A row's last token goes to position lengths[row], which grows by one. The dummy row pads a
+        bucket: position 0 of page 0, and its length stays. Two kernels at least come between this
+        and what reads `inputs` or the plan before its wait: `qk_norm_rope_store`, `attend`.
+        """
+        n = len(rows)
+        _plan_kernels("prepare_decode", "PiiPPPiiPPPPiPPPPiiii").launch(
+            (1, 1), _plan_threads(n),
+            rows.data_ptr(), n, len(state.lengths) - 1, state.last_token.data_ptr(),
+            state.lengths.data_ptr(), state.page_table.data_ptr(), state.page_table.shape[1],
+            self.page_size.bit_length() - 1, inputs.ids.data_ptr(), inputs.positions.data_ptr(),
+            inputs.slots.data_ptr(), inputs.kv_lens.data_ptr(), *self._plan_arguments(),
+            shared_bytes=self._plan_shared_bytes(n),
+        )  # fmt: skip
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        rows: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """[n, hq, d], `out` where given: each sequence's query over its keys, by the last plan.
+
+        q           [n, hq, d] bf16, contiguous; one row of zero keys gives zeros
+        kv_lens     [n] int32, those of the plan
+        page_table  [n, max_pages] int32, or with rows [n] int32 indexed by rows[i]
+
+        All but each sequence's last key and q was written two or more kernels ago.
+        """
+        if q.dtype != torch.bfloat16:
+            raise TypeError(f"decode attention takes bfloat16, not {q.dtype}")
+        out = torch.empty_like(q) if out is None else out
+        self._kernel.launch(
+            (self._blocks, self._groups), self._threads,
+            q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
+            page_table.data_ptr(), 0 if rows is None else rows.data_ptr(), kv_lens.data_ptr(),
+            self._sequence_tile.data_ptr(), self._sequence_span.data_ptr(),
+            self._span_tile.data_ptr(), self._span_sequence.data_ptr(), self._parts.data_ptr(),
+            self._sums.data_ptr(), self._arrived.data_ptr(), self._tickets.data_ptr(),
+            self._spans, self.kv_heads, page_table.shape[1], self.page_size.bit_length() - 1,
+            self._window, scale,
+            shared_bytes=self._shared_bytes, overlap=not self._just_planned,
+        )  # fmt: skip
+        self._just_planned = False
+        return out
+
+
+def ring_of(tuning: DecodeTuning, group: int, head_dim: int) -> tuple[int, int]:
+    """(stages, shared bytes) of a block's ring of tiles: as many as fit, at most eight."""
+    row = tuning.heads_per_block * head_dim * 2
+    stage = 2 * TILE * (row + 16) + row * group + _RING_BYTES_PER_STAGE
+    budget = _SHARED_BYTES // tuning.blocks_per_multiprocessor
+    if tuning.blocks_per_multiprocessor > 1:
+        budget -= 1024  # the system's own, per block
+    stages = min(_MAX_STAGES, budget // stage)
+    return stages, stages * stage
+
+
+def _check_shape(
+    q_heads: int, kv_heads: int, head_dim: int, page_size: int, tuning: DecodeTuning
+) -> None:
+    group = q_heads // kv_heads
+    if q_heads % kv_heads or group > 8:
+        raise ValueError(f"{q_heads} query heads over {kv_heads} key-value heads: at most 8 to 1")
+    if head_dim not in (64, 128):
+        raise ValueError(f"head_dim is {head_dim}: decode attention takes 64 and 128")
+    if page_size & (page_size - 1):
+        raise ValueError(f"page size is {page_size}: decode attention takes powers of two")
+    if kv_heads % tuning.heads_per_block:
+        raise ValueError(f"{tuning.heads_per_block} heads a block do not divide {kv_heads}")
+
+
+def _plan_threads(sequences: int) -> int:
+    return min(1024, max(128, -(-sequences // 32) * 32))
+
+
+@functools.cache
+def _attention(heads: int, group: int, head_dim: int, stages: int) -> Kernel:
+    macros = {"HEADS": heads, "GROUP": group, "HEAD_DIM": head_dim, "STAGES": stages}
+    return kernel("decode_attention.cu", "decode_attention", "P" * 15 + "iiiiif", macros)
+
+
+@functools.cache
+def _plan_kernels(name: str, parameters: str) -> Kernel:
+    return kernel("prepare.cu", name, parameters, {"TILE": TILE})

@@ -1,0 +1,144 @@
+"""Kernels from cubins, launched through the driver: a launch is one ctypes call, about 3 µs.
+
+Every kernel here is launched with programmatic dependent launch: its blocks may start while the
+kernel before it in the stream drains. Three rules make that safe, and each source in csrc/ keeps
+them. Every block calls `wait_for_previous()`, and `let_next_start()` only after it: so when a
+kernel's first block starts, all that ran two or more kernels ago has ended. Before that wait a
+kernel writes nothing, and reads only what such earlier kernels wrote.
+"""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from gpu_ops.cuda_compile import compiled
+
+_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
+_MAX_DYNAMIC_SHARED: Final = 8  # CUfunction_attribute
+
+
+class CudaError(RuntimeError):
+    """The driver refused a call."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("_pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        message = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(message))
+        text = message.value.decode() if message.value else "?"
+        raise CudaError(f"{what}: error {status}, {text}")
+
+
+def _overlapping() -> "ctypes.Array[_Attribute]":
+    attributes = (_Attribute * 1)()
+    attributes[0].id = _PROGRAMMATIC_STREAM_SERIALIZATION
+    attributes[0].value[0] = 1
+    return attributes
+
+
+_OVERLAPPING: Final = _overlapping()
+
+
+class Kernel:
+    """One `extern "C"` kernel of a program. Safe from any thread once built.
+
+    Holds its parameters' layout: `parameters` has a letter each, P pointer, i int32, q int64,
+    f float32, in the order of the kernel's signature.
+    """
+
+    def __init__(self, library: ctypes.c_void_p, name: str, parameters: str) -> None:
+        self.name = name
+        self._pack = struct.Struct("@" + parameters).pack
+        self._offsets = [
+            struct.calcsize("@" + parameters[: i + 1]) - struct.calcsize("@" + letter)
+            for i, letter in enumerate(parameters)
+        ]
+        self._handle = ctypes.c_void_p()
+        get = _driver().cuLibraryGetKernel
+        _check(get(ctypes.byref(self._handle), library, name.encode()), name)
+
+    def allow_shared(self, shared_bytes: int) -> "Kernel":
+        """Raises the limit of dynamic shared memory on the current device; returns itself."""
+        device = ctypes.c_int()
+        _check(_driver().cuCtxGetDevice(ctypes.byref(device)), self.name)
+        set_attribute = _driver().cuKernelSetAttribute
+        status = set_attribute(_MAX_DYNAMIC_SHARED, shared_bytes, self._handle, device)
+        _check(status, f"{self.name}: {shared_bytes} bytes of shared memory")
+        return self
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        *arguments: int | float,
+        shared_bytes: int = 0,
+        overlap: bool = True,
+    ) -> None:
+        """Launches on torch's current stream; does not synchronise; capturable.
+
+        overlap  False where it reads, before its wait, what the kernel just launched writes
+
+        Raises CudaError.
+        """
+        packed = ctypes.create_string_buffer(self._pack(*arguments))
+        base = ctypes.addressof(packed)
+        pointers = (ctypes.c_void_p * len(self._offsets))(*[base + at for at in self._offsets])
+        config = _Config(
+            (grid[0], grid[1], 1),
+            (threads, 1, 1),
+            shared_bytes,
+            torch.cuda.current_stream().cuda_stream,
+            _OVERLAPPING,
+            int(overlap),
+        )
+        launch = _driver().cuLaunchKernelEx
+        _check(launch(ctypes.byref(config), self._handle, pointers, None), self.name)
+
+
+@functools.cache
+def _library(source: str, arch: str, macros: tuple[tuple[str, int], ...]) -> ctypes.c_void_p:
+    cubin = compiled(source, arch, dict(macros))
+    library = ctypes.c_void_p()
+    load = _driver().cuLibraryLoadData
+    _check(load(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"load {source}")
+    return library
+
+
+def kernel(source: str, name: str, parameters: str, macros: Mapping[str, int]) -> Kernel:
+    """Kernel `name` of csrc/`source`, compiled for the current device's architecture.
+
+    Slow the first time (a compilation, or a read of the cache): callers keep the result.
+    """
+    major, minor = torch.cuda.get_device_capability()
+    library = _library(source, f"sm_{major}{minor}", tuple(sorted(macros.items())))
+    return Kernel(library, name, parameters)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many SMs the device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,100 @@
+"""`ops.sample` on CUDA: one launch, no synchronisation, the workspace held by a `Sampler`."""
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from gpu_ops.cuda_launch import Kernel, kernel
+from gpu_ops.cuda_ops import element_bytes
+
+Tensor = torch.Tensor
+
+_THREADS: Final = 256  # as in csrc/sample.cu
+_CHUNK: Final = _THREADS * 16
+_MAX_CHUNKS: Final = _THREADS
+_SUM_WORDS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingState:
+    """Parameters of the sampled rows, as `ops.sample` takes them; all on one device."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed_lo: Tensor
+    seed_hi: Tensor
+
+
+class Sampler:
+    """Samples up to `max_rows` rows of logits at once. Owned by the engine thread.
+
+    Its workspace is shared by all its calls, which must run on one stream.
+    """
+
+    def __init__(self, max_rows: int, vocabulary: int, device: torch.device) -> None:
+        chunks = -(-vocabulary // _CHUNK)
+        if chunks > _MAX_CHUNKS:
+            limit = _MAX_CHUNKS * _CHUNK
+            raise ValueError(f"a vocabulary of {vocabulary} ids is over the kernel's {limit}")
+        self._chunks = chunks
+        self._sums = torch.empty((max_rows, chunks, _SUM_WORDS), dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def sample_into(
+        self,
+        ids: Tensor,
+        logits: Tensor,
+        state: SamplingState,
+        position: Tensor,
+        rows: Tensor | None = None,
+        last_token: Tensor | None = None,
+    ) -> None:
+        """ids[i] = a token id for logits[i]; with `rows`, last_token[rows[i]] = it too.
+
+        ids         [n] int32, written
+        logits      [n, v] bf16 or float32, v contiguous
+        state       per row of logits, or with `rows` indexed by rows[i]
+        position    [n] int32, the sampled token's index in its sequence
+        rows        [n] int32
+        last_token  [rows of the state] int32, written
+        """
+        n, vocabulary = logits.shape
+        if n > len(self._arrived):
+            raise ValueError(f"{n} rows of logits, but room for {len(self._arrived)}")
+        if n:
+            _sample(element_bytes(logits)).launch(
+                (self._chunks, n), _THREADS,
+                logits.data_ptr(), 0 if rows is None else rows.data_ptr(),
+                state.temperature.data_ptr(), state.top_k.data_ptr(), state.top_p.data_ptr(),
+                state.min_p.data_ptr(), state.seed_lo.data_ptr(), state.seed_hi.data_ptr(),
+                position.data_ptr(), ids.data_ptr(),
+                0 if last_token is None else last_token.data_ptr(),
+                self._sums.data_ptr(), self._arrived.data_ptr(), vocabulary, logits.stride(0),
+            )  # fmt: skip
+
+
+@functools.cache
+def _sample(element_bytes: int) -> Kernel:
+    return kernel("sample.cu", "sample", "P" * 13 + "ii", {"ELEMENT_BYTES": element_bytes})
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed_lo: Tensor,
+    seed_hi: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """As `ops.sample`. Allocates its workspace: a decode loop keeps a `Sampler` instead."""
+    ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    state = SamplingState(temperature, top_k, top_p, min_p, seed_lo, seed_hi)
+    sampler = Sampler(max(len(logits), 1), logits.shape[1], logits.device)
+    sampler.sample_into(ids, logits, state, position)
+    return ids

@@ -1,0 +1,194 @@
+"""A whole decode step as one CUDA graph: our kernels, torch's matrix products, random weights.
+
+    python -m perf.bench_decode_graph [--model 0.6B] [--profile]
+
+What the engine's step can at best take on the device, sampling included, without the engine: for
+batch 256, 128 and 1 at 600 tokens of context. Times are of back-to-back replays; lengths grow by
+one each. --profile adds the time by kernel, from torch's profiler over one replay.
+"""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+import torch
+import torch.nn.functional as F
+
+import perf  # noqa: F401  (the path)
+from gpu_ops import cuda_ops
+from gpu_ops.cuda_decode import DecodeAttention, DecodeTuning, StepState, decode_inputs
+from gpu_ops.cuda_sampling import Sampler
+from perf.bench_kernels import sampling_state
+from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
+from perf.results import save
+
+Tensor = torch.Tensor
+
+PAGE_SIZE: Final = 64
+EPS: Final = 1e-6
+REPLAYS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model's config decides its step's time."""
+
+    hidden: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    ffn: int
+    tied: bool
+    head_dim: int = 128
+    vocabulary: int = 151936
+
+
+SHAPES: Final = {
+    "0.6B": Shape(1024, 28, 16, 8, 3072, True),
+    "8B": Shape(4096, 36, 32, 8, 12288, False),
+    "14B": Shape(5120, 40, 40, 8, 17408, False),
+}
+
+
+def random_bf16(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, shape[-1] ** -0.5)
+
+
+class Layer:
+    """Weights of one layer and its caches."""
+
+    def __init__(self, shape: Shape, pages: int) -> None:
+        heads = shape.q_heads + 2 * shape.kv_heads
+        self.qkv = random_bf16(heads * shape.head_dim, shape.hidden)
+        self.o = random_bf16(shape.hidden, shape.q_heads * shape.head_dim)
+        self.gate_up = random_bf16(2 * shape.ffn, shape.hidden)
+        self.down = random_bf16(shape.hidden, shape.ffn)
+        self.norms = torch.ones((2, shape.hidden), dtype=torch.bfloat16, device="cuda")
+        self.head_norms = torch.ones((2, shape.head_dim), dtype=torch.bfloat16, device="cuda")
+        caches = (2, pages, PAGE_SIZE, shape.kv_heads, shape.head_dim)
+        self.k, self.v = torch.empty(caches, dtype=torch.bfloat16, device="cuda").normal_()
+
+
+class Step:
+    """One decode step over `batch` rows of a model. Owned by one thread."""
+
+    def __init__(
+        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int]
+    ) -> None:
+        device, batch = torch.device("cuda"), len(lengths)
+        max_pages = -(-(max(lengths) + 200) // PAGE_SIZE)
+        order = torch.randperm(batch * max_pages, device=device, dtype=torch.int32) + 1
+        pages = torch.zeros((batch + 1, max_pages), dtype=torch.int32, device=device)
+        pages[:-1] = order.view(batch, max_pages)
+        self._begun = torch.tensor([*lengths, 0], dtype=torch.int32, device=device)
+        self.state = StepState(
+            self._begun.clone(), torch.ones(batch + 1, dtype=torch.int32, device=device), pages
+        )
+        self.rows = torch.arange(batch, dtype=torch.int32, device=device)
+        self.inputs = decode_inputs(batch, device)
+        self.shape, self.layers, self.table = shape, layers, table
+        heads = 8 if batch > 16 else 2
+        self.attention = DecodeAttention(
+            shape.q_heads, shape.kv_heads, shape.head_dim, PAGE_SIZE, batch, device,
+            DecodeTuning(heads, 1 if batch > 16 else 2),
+        )  # fmt: skip
+        angles = torch.rand(4096, shape.head_dim // 2, device=device)
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        self.sampling = sampling_state(batch + 1, 0.6, 0, 1.0, 0.0)
+        self.sampler = Sampler(batch, shape.vocabulary, device)
+        self.ids = torch.empty(batch, dtype=torch.int32, device=device)
+        self.bytes = self._floor_bytes(lengths)
+
+    def _floor_bytes(self, lengths: list[int]) -> int:
+        weights = sum(w.nbytes for layer in self.layers for w in (layer.qkv, layer.o))
+        weights += sum(w.nbytes for layer in self.layers for w in (layer.gate_up, layer.down))
+        shape = self.shape
+        keys = sum(lengths) * 4 * shape.kv_heads * shape.head_dim * len(self.layers)
+        return weights + keys + self.table.nbytes + 4 * len(lengths) * shape.vocabulary
+
+    def rewind(self) -> None:
+        self.state.lengths.copy_(self._begun)
+
+    def run(self) -> None:
+        inputs, layers = self.inputs, self.layers
+        self.attention.prepare(self.rows, self.state, inputs)
+        residual, x = cuda_ops.embed_rms_norm(inputs.ids, self.table, layers[0].norms[0], EPS)
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            q = cuda_ops.qk_norm_rope_store(
+                F.linear(x, layer.qkv), layer.head_norms[0], layer.head_norms[1], EPS,
+                self.cos_sin, inputs.positions, inputs.slots, layer.k, layer.v,
+            )  # fmt: skip
+            out = self.attention.attend(
+                q, layer.k, layer.v, inputs.kv_lens, self.state.page_table,
+                self.shape.head_dim**-0.5, rows=self.rows,
+            )  # fmt: skip
+            x = F.linear(out.flatten(1), layer.o)
+            x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
+            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
+            norm = layers[0].norms[0] if following is None else following.norms[0]
+            x = cuda_ops.add_rms_norm_(x, residual, norm, EPS)
+        logits = F.linear(x, self.table)
+        self.sampler.sample_into(
+            self.ids, logits, self.sampling, inputs.kv_lens, self.rows, self.state.last_token
+        )
+
+
+def by_kernel(step: Step, graph: torch.cuda.CUDAGraph) -> list[dict[str, Any]]:
+    """Total time and count of each kernel in one replay, longest first."""
+    from torch.profiler import ProfilerActivity, profile  # loads CUPTI: only where asked for
+
+    step.rewind()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        graph.replay()
+        torch.cuda.synchronize()
+    rows = [
+        {"kernel": event.key[:90], "us": event.self_device_time_total, "count": event.count}
+        for event in profiler.key_averages()
+        if event.self_device_time_total
+    ]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
+    graph = capture(step.run)
+    step.rewind()
+    times = replay_times_ms(graph, REPLAYS)
+    assert 0 <= int(step.ids.min()) and int(step.ids.max()) < step.shape.vocabulary
+    row: dict[str, Any] = {
+        "batch": batch,
+        "ms": round(statistics.median(times), 3),
+        "ms_all": [round(t, 3) for t in times],
+        "floor_ms_at_4.1": round(step.bytes / 4.1e9, 3),
+    }
+    print(f"batch {batch}: {row['ms']} ms, bytes at 4.1 TB/s {row['floor_ms_at_4.1']}", flush=True)
+    if profiled:
+        row["by_kernel"] = by_kernel(step, graph)
+        for entry in row["by_kernel"][:16]:
+            print(f"   {entry['us']:9.1f} us  {entry['count']:4d}  {entry['kernel']}")
+    return row
+
+
+@click.command()
+@click.option("--model", type=click.Choice(list(SHAPES)), default="0.6B")
+@click.option("--context", default=600)
+@click.option("--batch", "batches", multiple=True, default=(256, 128, 1), type=int)
+@click.option("--profile", "profiled", is_flag=True)
+def main(model: str, context: int, batches: tuple[int, ...], profiled: bool) -> None:
+    torch.manual_seed(0)
+    shape = SHAPES[model]
+    measured = ceilings()
+    print({name: round(value, 2) for name, value in measured.items()})
+    pages = max(batches) * -(-(context + 200) // PAGE_SIZE) + 1
+    layers = [Layer(shape, pages) for _ in range(shape.layers)]
+    table = random_bf16(shape.vocabulary, shape.hidden)
+    rows = []
+    for batch in batches:
+        step = Step(shape, layers, table, [context] * batch)
+        rows.append(measure(step, batch, profiled))
+    figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
+    print(save(f"bench_decode_graph_{model}", figures, figures["gpu"]))
+
+
+if __name__ == "__main__":
+    main()
