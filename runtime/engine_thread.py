@@ -19,11 +19,13 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from engine.core import EngineStats
 from engine.errors import ModelError
 from engine.request import Finish, Request, StepOutput
 from runtime.channel import Receiver, Sender
 from runtime.detokenizer_thread import TextMaker
 from runtime.inbox import Inbox, Wakeup
+from runtime.latest import Latest
 from runtime.messages import ModelFacts
 from runtime.tokenizer_pool import Encoder
 from runtime.worker import TICK_S, OperatorError, Pulse, Stopped
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 
 SPIN_S: Final = 50e-6  # waking a sleeping thread takes about this long
 _TIDY_EVERY_S: Final = 30.0
+_STATS_EVERY_S: Final = 0.1  # while there is work; and once there is none
 
 
 class ServedEngine(Protocol):
@@ -47,6 +50,8 @@ class ServedEngine(Protocol):
     def stop_matched(self, request_id: int) -> None: ...
 
     def step(self) -> StepOutput | None: ...
+
+    def stats(self) -> EngineStats: ...
 
     def check_integrity(self) -> None: ...
 
@@ -79,6 +84,7 @@ class EngineRings:
     stops: Receiver[int]
     outputs: Sender[StepOutput]
     loaded: Sender[Loaded]
+    stats: Latest[EngineStats]
 
 
 class EngineLoop:
@@ -91,6 +97,7 @@ class EngineLoop:
         self._inbox = Inbox(rings.wakeup, [rings.aborts, rings.stops, *rings.submissions])
         self._worked = False  # since the last tidying
         self._tidied_s = time.monotonic()
+        self._told_stats_s = 0.0
 
     def run(self, pulse: Pulse) -> None:
         """The thread's body."""
@@ -100,6 +107,7 @@ class EngineLoop:
         except (ModelError, OSError) as error:
             raise OperatorError(f"the model cannot be loaded: {error}") from error
         try:
+            self._tell_stats(engine)
             pulse.push(self._rings.loaded, loaded)
             pulse.watched = True
             while not pulse.is_stopping:
@@ -123,6 +131,12 @@ class EngineLoop:
         output = engine.step()
         if output is not None:
             pulse.push(self._rings.outputs, output)
+        if time.monotonic() - self._told_stats_s >= _STATS_EVERY_S:
+            self._tell_stats(engine)
+
+    def _tell_stats(self, engine: ServedEngine) -> None:
+        self._rings.stats.value = engine.stats()
+        self._told_stats_s = time.monotonic()
 
     def _take_messages(self, engine: ServedEngine, pulse: Pulse) -> bool:
         """True where anything came: the engine may have an ending to tell, even without work."""
@@ -145,6 +159,7 @@ class EngineLoop:
             pulse.push(self._rings.outputs, _refused(request.id, str(error)))
 
     def _idle(self, engine: ServedEngine) -> None:
+        self._tell_stats(engine)
         self._inbox.wait(TICK_S, spin_s=SPIN_S)
         if self._inbox.is_empty and self._worked:
             self._tidy(engine)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from engine.core import EngineStats
 from engine.request import Delta, Request, StepOutput
 from httpd.app import create_app
 from httpd.service import State
@@ -33,6 +34,7 @@ from runtime.detokenizer_thread import DetokenizerLoop, DetokenizerRings
 from runtime.engine_thread import EngineLoop, EngineRings, Load, Loaded, Progress
 from runtime.http_thread import HttpLoop, hypercorn_config
 from runtime.inbox import Inbox, Wakeup
+from runtime.latest import Latest
 from runtime.lifecycle import Lifecycle
 from runtime.messages import ModelFacts, Submission, Verdict
 from runtime.monitor import Watchdog, all_stacks
@@ -74,6 +76,7 @@ class _Rings:
         self.stops = Channel[int](every_request, self.engine)
         self.outputs = Channel[StepOutput](_STEPS, self.detokenizer)
         self.deltas = Channel[tuple[Delta, ...]](_STEPS, self.http)
+        self.stats = Latest[EngineStats]()
 
     @property
     def wakeups(self) -> list[Wakeup]:
@@ -85,6 +88,7 @@ class _Rings:
             verdicts=tuple(ring.receiver for ring in self.verdicts),
             deltas=self.deltas.receiver,
             aborts=self.aborts.sender,
+            stats=self.stats,
         )
 
     def of_http(self) -> Inbox:
@@ -98,6 +102,7 @@ class _Rings:
             stops=self.stops.receiver,
             outputs=self.outputs.sender,
             loaded=self.loaded.sender,
+            stats=self.stats,
         )
 
     def of_detokenizer(self) -> DetokenizerRings:

@@ -17,9 +17,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from engine.core import EngineStats
 from engine.request import Delta, Finish, Prompt, SamplingParams
-from httpd.service import ModelCard, Rejected, State
+from httpd.service import ModelCard, Occupancy, Rejected, State
 from runtime.channel import Receiver, Sender
+from runtime.latest import Latest
 from runtime.lifecycle import Lifecycle
 from runtime.messages import Accepted, Submission, Verdict
 from runtime.route import Route
@@ -35,6 +37,7 @@ class ServiceRings:
     verdicts: tuple[Receiver[Verdict], ...]  # likewise
     deltas: Receiver[tuple[Delta, ...]]
     aborts: Sender[int]
+    stats: Latest[EngineStats]
 
 
 class ThreadedService:
@@ -63,6 +66,18 @@ class ThreadedService:
         card = self._lifecycle.card
         assert card is not None, "the model is known once the server is ready"
         return card
+
+    def occupancy(self) -> Occupancy | None:
+        stats = self._rings.stats.value
+        if stats is None:
+            return None
+        return Occupancy(
+            requests=len(self._routes),
+            running=stats.running,
+            waiting=stats.waiting,
+            available_pages=stats.free_pages + stats.evictable_pages,
+            total_pages=stats.total_pages,
+        )
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from engine.core import EngineStats
 from engine.errors import PromptError
 from engine.request import (
     ChatPrompt,
@@ -142,6 +143,20 @@ class FakeEngine:
         each.made += 1
         ends = each.made >= each.request.params.max_new_tokens and text != "endless"
         return token, Finish.LENGTH if ends else Finish.NONE
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.running),
+            waiting=0,
+            free_pages=100 - len(self.running),
+            cached_pages=0,
+            evictable_pages=0,
+            total_pages=100,
+            page_size=1,
+            steps=0,
+            retractions=0,
+            host_s=0.0,
+        )
 
     def check_integrity(self) -> None:
         assert all(key == each.request.id for key, each in self.running.items())

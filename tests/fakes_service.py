@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from engine.request import Delta, Finish, Prompt, SamplingParams
-from httpd.service import ModelCard, Rejected, State
+from httpd.service import ModelCard, Occupancy, Rejected, State
 
 CARD = ModelCard(
     id="org/tiny-model", created=1_700_000_000, max_model_len=64, vocab_size=100,
@@ -86,6 +86,13 @@ class FakeService:
 
     def gil_enabled(self) -> bool:
         return False
+
+    def occupancy(self) -> Occupancy | None:
+        if self.current_state is State.LOADING:
+            return None
+        return Occupancy(
+            requests=len(self.generations), running=0, waiting=0, available_pages=8, total_pages=8
+        )
 
     def model(self) -> ModelCard:
         assert self.current_state is State.READY

@@ -32,6 +32,17 @@ class ModelCard:
     has_chat_template: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """What requests held a moment ago; at rest no row, and every page is available."""
+
+    requests: int  # that are not over, wherever in the server they are
+    running: int  # that hold a row and pages
+    waiting: int  # for a row
+    available_pages: int  # of the KV cache: free, or kept only for a prompt that may come again
+    total_pages: int
+
+
 class Rejected(Exception):
     """A request that is refused before its first byte; carries an OpenAI error body's fields."""
 
@@ -74,6 +85,10 @@ class Service(Protocol):
 
     def model(self) -> ModelCard:
         """Only after `state()` is READY."""
+        ...
+
+    def occupancy(self) -> Occupancy | None:
+        """None before the model is loaded."""
         ...
 
     async def submit(

@@ -1,5 +1,6 @@
 """The routes that read and never generate: /health, /ready, /version, /v1/models."""
 
+import dataclasses
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +18,13 @@ def status_routes(service: Service, version: str) -> list[Route]:
     async def health(_request: Request) -> Response:
         """Answers from the start; 503 only where a restart is what helps."""
         state = service.state()
-        told = {"state": state.value, "gil_enabled": service.gil_enabled(), "version": version}
+        occupancy = service.occupancy()
+        told = {
+            "state": state.value,
+            "gil_enabled": service.gil_enabled(),
+            "version": version,
+            "occupancy": None if occupancy is None else dataclasses.asdict(occupancy),
+        }
         return _json(told, 503 if state is State.FAILED else 200)
 
     async def ready(_request: Request) -> Response:

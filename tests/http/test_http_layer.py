@@ -38,7 +38,11 @@ async def test_only_health_and_version_answer_outside_of_ready(
     service.current_state = state
     health = await client.get("/health")
     assert health.status_code == (503 if state is State.FAILED else 200)
-    assert health.json() == {"state": state.value, "gil_enabled": False, "version": "9.9"}
+    told = health.json()
+    occupancy = told.pop("occupancy")
+    assert told == {"state": state.value, "gil_enabled": False, "version": "9.9"}
+    assert (occupancy is None) == (state is State.LOADING)
+    assert occupancy is None or occupancy["available_pages"] == occupancy["total_pages"] == 8
     assert (await client.get("/version")).json() == {"version": "9.9"}
     refused = [await client.get(path) for path in ("/ready", "/v1/models", "/v1/models/x")]
     refused += [await client.post(path, json={}) for path in (CHAT, "/v1/completions")]

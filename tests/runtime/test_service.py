@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from engine.core import EngineStats
 from engine.request import Delta, Finish, SamplingParams, TextPrompt
-from httpd.service import Rejected, State
+from httpd.service import Occupancy, Rejected, State
 from runtime.channel import Channel
 from runtime.inbox import Wakeup
+from runtime.latest import Latest
 from runtime.lifecycle import Failure, Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.route import Route
@@ -31,11 +33,13 @@ class Bench:
         self.verdicts = [Channel[Verdict](8, self.wakeup) for _ in pool]
         self.deltas = Channel[tuple[Delta, ...]](8, self.wakeup)
         self.aborts = Channel[int](max_requests, self.wakeup)
+        self.stats = Latest[EngineStats]()
         rings = ServiceRings(
             tuple(ring.sender for ring in self.submissions),
             tuple(ring.receiver for ring in self.verdicts),
             self.deltas.receiver,
             self.aborts.sender,
+            self.stats,
         )
         self.service = ThreadedService(self.lifecycle, rings, max_requests)
 
@@ -202,6 +206,19 @@ async def test_an_abort_crosses_the_last_delta(bench: Bench) -> None:
     route.abort()
     assert bench.aborts_sent() == []
     bench.tell(delta(route.id, finish=Finish.ABORT))  # nobody's any more
+
+
+@scenario
+async def test_occupancy_is_what_the_engine_told_last(bench: Bench) -> None:
+    assert bench.service.occupancy() is None
+    bench.stats.value = EngineStats(
+        running=2, waiting=1, free_pages=10, cached_pages=9, evictable_pages=5, total_pages=20,
+        page_size=16, steps=7, retractions=0, host_s=0.0,
+    )  # fmt: skip
+    assert bench.service.occupancy() == Occupancy(0, 2, 1, 15, 20)
+    route = await bench.accepted()
+    assert bench.service.occupancy() == Occupancy(1, 2, 1, 15, 20)
+    bench.tell(delta(route.id, "x", Finish.STOP))
 
 
 @scenario
