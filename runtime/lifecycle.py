@@ -28,6 +28,7 @@ class Failure:
 
     thread: str
     cause: str  # one line; the stack is in the log
+    is_hang: bool = False  # nobody raised anything: the threads' stacks are yet to be looked at
 
 
 class Lifecycle:

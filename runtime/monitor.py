@@ -44,24 +44,25 @@ class Watchdog:
             silent_s = worker.silent_s(now_s)
             if worker.is_alive and silent_s > self._limit_s:
                 self._report(worker.name, silent_s)
-        self._arm_last_resort(now_s)
+        if self._armed_s is None or now_s - self._armed_s >= _REARM_S:
+            self._armed_s = now_s
+            self.arm(self._limit_s + 2 * _REARM_S)
+
+    def arm(self, limit_s: float) -> None:
+        """Ends the process after `limit_s`, whatever it does then, unless armed anew before."""
+        faulthandler.dump_traceback_later(limit_s, exit=True)
 
     def disarm(self) -> None:
         faulthandler.cancel_dump_traceback_later()
 
     def _report(self, thread: str, silent_s: float) -> None:
         cause = f"no sign of life for {silent_s:.0f} s; the limit is {self._limit_s:g} s"
-        if self._lifecycle.fail(Failure(thread, cause)):
-            log.critical("the %s thread hangs: %s\n%s", thread, cause, all_stacks())
-
-    def _arm_last_resort(self, now_s: float) -> None:
-        if self._armed_s is None or now_s - self._armed_s >= _REARM_S:
-            self._armed_s = now_s
-            faulthandler.dump_traceback_later(self._limit_s + 2 * _REARM_S, exit=True)
+        if self._lifecycle.fail(Failure(thread, cause, is_hang=True)):
+            log.critical("the %s thread hangs: %s", thread, cause)
 
 
 def all_stacks() -> str:
-    """The Python stack of every thread."""
+    """The Python stack of every thread. Waits for each to reach a point where it can be read."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

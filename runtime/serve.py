@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -93,7 +92,6 @@ _FOLDER: Final = click.Path(path_type=Path)
 def serve(model: str | None, **flags: Any) -> None:
     """Serves a model over an OpenAI-compatible API, HTTP/1.1 and HTTP/2."""
     restart_without_gil()
-    started_s = time.monotonic()
     try:
         Rank.of_environment()
         config = build_config(find_checkpoint(model), flags)
@@ -101,7 +99,7 @@ def serve(model: str | None, **flags: Any) -> None:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
         raise click.ClickException(str(error)) from error
-    code, all_ended = run(config, _load_real(config), started_s=started_s)
+    code, all_ended = run(config, _load_real(config))
     logging.shutdown()
     if not all_ended:
         os._exit(code)  # a thread that hangs would hang the interpreter's own end too
@@ -117,7 +115,7 @@ def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
     return ServerConfig(engine=EngineConfig(model=model, **engine), **rest)
 
 
-def run(config: ServerConfig, load: Load, *, started_s: float) -> tuple[int, bool]:
+def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
     """Serves until the end; the exit code, and whether every thread has ended."""
     set_up_logging()
     faulthandler.enable()
@@ -126,7 +124,7 @@ def run(config: ServerConfig, load: Load, *, started_s: float) -> tuple[int, boo
     report = LoadingReport()
 
     def on_ready(facts: ModelFacts) -> None:
-        show_ready(config, facts, address, time.monotonic() - started_s)
+        show_ready(config, facts, address)
 
     print(f"plait: loading {config.model_name}; {address}/health tells when it is ready",
           file=sys.stderr, flush=True)  # fmt: skip
@@ -155,14 +153,17 @@ def _load_real(config: ServerConfig) -> Load:
 
 def _listen(config: ServerConfig) -> socket.socket:
     """A listening socket: connections wait in its queue until the HTTP loop takes them."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening: socket.socket | None = None
     try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((config.host, config.port))
+        listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError as error:
-        listening.close()
+        if listening is not None:
+            listening.close()
         raise click.ClickException(
             f"cannot listen on {config.host} port {config.port}: {error.strerror or error}"
         ) from error

@@ -49,6 +49,7 @@ _REQUESTS: Final = 1024
 _JOIN_S: Final = 10.0
 _FAILED_HTTP_S: Final = 4.0  # for open streams to get their error event
 _FAILED_JOIN_S: Final = 1.0
+_LAST_RESORT_S: Final = 8.0  # more than both
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,7 @@ class Server:
 
     def _end(self) -> Outcome:
         self._lifecycle.stop()
+        self._watchdog.arm(_JOIN_S + _LAST_RESORT_S)
         is_loading = self._facts is None  # which cannot be interrupted everywhere
         left = self._join(_FAILED_JOIN_S if is_loading else _JOIN_S)
         if left and not is_loading:
@@ -246,7 +248,11 @@ class Server:
     def _end_failed(self) -> Outcome:
         failure = self._lifecycle.failure
         assert failure is not None
-        self._http.join(_FAILED_HTTP_S)
+        self._watchdog.arm(_LAST_RESORT_S)
+        if failure.thread != self._http.name:
+            self._http.join(_FAILED_HTTP_S)
+        if failure.is_hang:  # last, once clients were told: it may itself hang
+            log.critical("all threads:\n%s", all_stacks())
         self._lifecycle.stop()
         left = self._join(_FAILED_JOIN_S)
         log.critical("the server ends; %s thread: %s", failure.thread, failure.cause)

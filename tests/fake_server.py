@@ -43,7 +43,7 @@ def main() -> None:
         if name in settings:
             settings[name] = Path(settings[name])
     config = ServerConfig(EngineConfig(Path("fake"), max_running=8), port=0, **settings)
-    code, all_ended = serve.run(config, load, started_s=time.monotonic())
+    code, all_ended = serve.run(config, load)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon]
     print(f"exit {code} all_ended={all_ended} left={left}", flush=True)
     if not all_ended:

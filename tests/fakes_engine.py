@@ -1,10 +1,11 @@
 """A model of bytes for the threads' tests: it answers with the prompt, and fails on demand.
 
-A prompt of the form "WHAT THREAD" makes that thread crash or hang when it comes to it, for
+A prompt of the form "WHAT THREAD" makes that thread crash, hang or freeze when it comes to it, for
 instance "crash engine" or "hang http". "slow" takes a millisecond a token, and "endless" does not
 stop at its limit.
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -47,11 +48,18 @@ def act_on(text: str, thread: str) -> None:
         raise InjectedFault(text)
     if text == f"hang {thread}":
         hang()
+    if text == f"freeze {thread}":
+        freeze()
 
 
 def hang() -> NoReturn:
     while True:
         threading.Event().wait(60)
+
+
+def freeze() -> None:
+    """Hangs in C without letting the interpreter go on: whoever stops all threads waits for it."""
+    ctypes.PyDLL(None).pause()
 
 
 class FakeEncoder:
