@@ -17,6 +17,8 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
 SOON_S = 20.0  # far more than anything here takes, on a busy machine too
+START_S = 60.0  # likewise, where torch is imported and a model loaded
+REST_S = 1.0  # the promise: what a client held is back so soon after it has gone
 
 
 class ServerProcess:
@@ -43,11 +45,11 @@ class ServerProcess:
             self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, pattern: str) -> str:
+    def wait_for(self, pattern: str, timeout_s: float = SOON_S) -> str:
         """The first line that matches, or its group."""
-        deadline = time.monotonic() + SOON_S
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            line = self._lines.get(timeout=SOON_S)
+            line = self._lines.get(timeout=timeout_s)
             if line is None:
                 break
             self.said.append(line)
@@ -56,7 +58,7 @@ class ServerProcess:
         raise AssertionError(f"never said {pattern!r}:\n{self.all_said()}")
 
     def ready(self) -> "ServerProcess":
-        self.wait_for("is ready at")
+        self.wait_for("is ready at", START_S)
         return self
 
     def wait_exit(self) -> int:
@@ -70,6 +72,22 @@ class ServerProcess:
             if line is not None:
                 self.said.append(line)
         return "".join(self.said)
+
+    def occupancy(self) -> dict[str, int]:
+        """What requests hold, by /health."""
+        told = httpx.get(f"{self.url}/health", timeout=SOON_S).json()["occupancy"]
+        assert isinstance(told, dict), told
+        return told
+
+    def wait_at_rest(self, limit_s: float = REST_S) -> float:
+        """Seconds until no request holds a row or a page."""
+        began_s = time.monotonic()
+        while True:
+            told, now_s = self.occupancy(), time.monotonic()
+            held = [told["requests"], told["running"], told["waiting"]]
+            if not any(held) and told["available_pages"] == told["total_pages"]:
+                return now_s - began_s
+            assert now_s - began_s < limit_s, told
 
     def ask(self, text: str, **more: Any) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json=body(text, **more), timeout=SOON_S)
@@ -97,8 +115,11 @@ def serving(**settings: Any) -> Iterator[ServerProcess]:
 
 @contextmanager
 def serving_model(folder: Path, *flags: str) -> Iterator[ServerProcess]:
-    """The real server over a checkpoint."""
-    arguments = ["--model", str(folder), "--port", "0", *flags]
+    """The real server over a checkpoint; with one compute thread, unless `flags` say more.
+
+    Two threads wait for each other at every operation whenever the tests' machine is busy.
+    """
+    arguments = ["--model", str(folder), "--port", "0", "--cpu-threads", "1", *flags]
     with _closing(ServerProcess("runtime.serve", *arguments)) as server:
         yield server
 
