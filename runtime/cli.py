@@ -12,11 +12,13 @@ from typing import NoReturn
 
 import click
 
+from runtime.gil import restart_without_gil
 from runtime.serve import serve
 from runtime.setup.console import SetupError, say
 from runtime.setup.model import prepare_default
 
 _ROOT = Path(__file__).resolve().parent.parent
+_IN_CHECKOUT = (_ROOT / "tests").is_dir() and (_ROOT / "pyproject.toml").is_file()
 _ANYTHING = {"ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -28,14 +30,15 @@ def commands() -> None:
 commands.add_command(serve)
 
 
-@commands.command(context_settings=_ANYTHING)
+@commands.command(context_settings=_ANYTHING, hidden=not _IN_CHECKOUT)
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
 def test(pytest_arguments: tuple[str, ...]) -> None:
     """Runs the test suite of a checkout; arguments go to pytest."""
-    if not (_ROOT / "tests").is_dir() or not (_ROOT / "pyproject.toml").is_file():
+    if not _IN_CHECKOUT:
         raise click.ClickException("`plait test` works in a checkout only: run ./plait test there")
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("pytest is not installed here: run ./plait test in the checkout")
+    restart_without_gil()
     prepare_default()
     os.chdir(_ROOT)
     _become([sys.executable, "-m", "pytest", *pytest_arguments])

@@ -179,8 +179,8 @@ def test_the_script_itself_runs_from_any_folder(tmp_path: Path) -> None:
     assert answer.stdout.startswith("Usage: ./plait")
 
 
-def test_installed_it_does_not_offer_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+def test_installed_it_does_not_offer_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_IN_CHECKOUT", False)
     result = CliRunner().invoke(cli.commands, ["test", "-x"])
     assert result.exit_code == 1
     assert "in a checkout only" in result.output
