@@ -181,7 +181,7 @@ class CpuExecutor:
             max_q_len=int(np.diff(work.q_indptr).max()),
             max_kv_len=int(kv_lens.max()),
         )
-        return plan_attention(batch, self.page_size, self._windows, self._model.dtype)
+        return plan_attention(batch, self._cache.keys[0], self._windows)
 
     def _sample(self, logits: torch.Tensor, rows: Int32Array) -> Int32Array:
         """The sampled token's index in its sequence is the row's length after the step."""

@@ -23,14 +23,17 @@ Ints = NDArray[np.signedinteger]
 # Keys of padding a sequence may cost before it gets a call of its own: gathering so many takes
 # about as long as one more call.
 _PADDING_KEYS: Final = 128
+# Values gathered for one call, keys or values alone. 8 MiB of float32: what was gathered is still
+# in the cache when it is read, and the allocator hands the same memory out again.
+_GATHERED_VALUES: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One attention call: a prefill segment, or decode sequences of like length.
 
-    queries  which of the step's tokens: a slice, or int64 indices (decode: one per sequence)
-    pages    int64 [sequences * pages of the longest], or a slice where they are consecutive
+    queries  which of the step's tokens: a slice, or int64 indices where they are not consecutive
+    pages    of each sequence as many as the longest has, as a slice or int64 indices likewise
     keys     of the longest sequence
     masks    by window: added to the scores, broadcasts to [sequences, heads, queries, keys]; None
              where all keys are seen (decode) or the plain causal triangle is (prefill)
@@ -39,73 +42,105 @@ class _Call:
     queries: slice | Tensor
     pages: slice | Tensor
     keys: int
-    decode: bool
+    is_decode: bool
     masks: dict[int | None, Tensor | None]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """The calls of one step, the same for every layer."""
+
+    calls: tuple[_Call, ...]
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """As `ops.paged_attention`."""
+        if len(self.calls) == 1:
+            return _attend(self.calls[0], q, k_cache, v_cache, scale, window)
+        out = q.new_empty(q.shape)
+        for call in self.calls:
+            out[call.queries] = _attend(call, q, k_cache, v_cache, scale, window)
+        return out
+
+
 def plan_attention(
-    batch: AttentionBatch, page_size: int, windows: Iterable[int | None], dtype: torch.dtype
+    batch: AttentionBatch, k_cache: Tensor, windows: Iterable[int | None]
 ) -> AttentionBatch:
-    """`batch`, whose tensors are on the CPU, with a plan for all layers with these windows."""
-    calls = [*_prefill_calls(batch, page_size, windows, dtype)]
-    calls += _decode_calls(batch, page_size, windows, dtype)
-    return replace(batch, plan=tuple(calls))
+    """`batch`, whose tensors are on the CPU, with a plan for all layers with these windows.
+
+    k_cache  any layer's, for its shape and dtype
+    """
+    windows = frozenset(windows)
+    calls = (*_prefill_calls(batch, k_cache, windows), *_decode_calls(batch, k_cache, windows))
+    return replace(batch, plan=CpuPlan(calls))
 
 
 def _prefill_calls(
-    batch: AttentionBatch, page_size: int, windows: Iterable[int | None], dtype: torch.dtype
+    batch: AttentionBatch, k_cache: Tensor, windows: Iterable[int | None]
 ) -> Iterator[_Call]:
     bounds, kv_lens = batch.q_indptr.tolist(), batch.kv_lens.tolist()
     table = batch.page_table.numpy()
     for i in range(batch.prefills):
         start, end, keys = bounds[i], bounds[i + 1], kv_lens[i]
         query = np.arange(keys - (end - start), keys)[:, None]
-        whole = end - start == keys
+        is_whole = end - start == keys
         masks = {
             window: None
-            if whole and (window is None or window >= keys)
-            else _mask(query, keys, window, dtype)
+            if is_whole and (window is None or window >= keys)
+            else _mask(query, keys, window, k_cache.dtype)
             for window in windows
         }
-        pages = _runs(table[i, : -(-keys // page_size)])
+        pages = _run_or_indices(table[i, : -(-keys // k_cache.shape[1])])
         yield _Call(slice(start, end), pages, keys, False, masks)
 
 
 def _decode_calls(
-    batch: AttentionBatch, page_size: int, windows: Iterable[int | None], dtype: torch.dtype
+    batch: AttentionBatch, k_cache: Tensor, windows: Iterable[int | None]
 ) -> Iterator[_Call]:
     first = int(batch.q_indptr[batch.prefills])
     kv_lens = batch.kv_lens.numpy()[batch.prefills :]
     table = batch.page_table.numpy()[batch.prefills :]
-    for sequences in _alike(kv_lens):
+    _, page_size, kv_heads, head_dim = k_cache.shape
+    for sequences in _alike(kv_lens, _GATHERED_VALUES // (kv_heads * head_dim)):
         lengths = kv_lens[sequences]
         keys = int(lengths.max())
-        pages = _runs(table[sequences, : -(-keys // page_size)].reshape(-1))
-        queries: slice | Tensor = slice(first, first + len(kv_lens))
-        if len(sequences) < len(kv_lens):
-            queries = torch.from_numpy(sequences + first)
         query = (lengths - 1)[:, None, None, None]
+        are_equal = int(lengths.min()) == keys
         masks = {
             window: None
-            if lengths.min() == keys and (window is None or window >= keys)
-            else _mask(query, keys, window, dtype)
+            if are_equal and (window is None or window >= keys)
+            else _mask(query, keys, window, k_cache.dtype)
             for window in windows
         }
-        yield _Call(queries, pages, keys, True, masks)
+        pages = _run_or_indices(table[sequences, : -(-keys // page_size)].reshape(-1))
+        yield _Call(_run_or_indices(sequences + first), pages, keys, True, masks)
 
 
-def _alike(kv_lens: Ints) -> list[NDArray[np.int64]]:
-    """Sequence indices in groups that waste little on padding; one group in order if that does."""
+def _alike(kv_lens: Ints, most_keys: int) -> list[NDArray[np.int64]]:
+    """Sequence indices in groups that waste little on padding and gather at most `most_keys` keys.
+
+    In the batch's order where no two differ much, else the longest first.
+    """
     if kv_lens.size == 0:
         return []
-    if kv_lens.max() - kv_lens.min() <= _PADDING_KEYS:
-        return [np.arange(kv_lens.size)]
-    order = np.argsort(-kv_lens, kind="stable")
+    in_order = kv_lens.max() - kv_lens.min() <= _PADDING_KEYS
+    order = range(kv_lens.size) if in_order else np.argsort(-kv_lens, kind="stable").tolist()
+    lengths = kv_lens.tolist()
     groups: list[list[int]] = []
-    for sequence in order.tolist():
-        if not groups or kv_lens[groups[-1][0]] - kv_lens[sequence] > _PADDING_KEYS:
+    longest = 0
+    for sequence in order:
+        length = lengths[sequence]
+        joint = max(longest, length)
+        if (
+            not groups
+            or joint - length > _PADDING_KEYS
+            or (len(groups[-1]) + 1) * joint > most_keys
+        ):
             groups.append([])
+            joint = length
         groups[-1].append(sequence)
+        longest = joint
     return [np.array(group, np.int64) for group in groups]
 
 
@@ -119,12 +154,12 @@ def _mask(query: Ints, keys: int, window: int | None, dtype: torch.dtype) -> Ten
     return torch.where(torch.from_numpy(seen), zero, float("-inf"))
 
 
-def _runs(pages: Ints) -> slice | Tensor:
-    """The pages as a slice where they are consecutive, else as indices."""
-    first = int(pages[0])
-    if np.array_equal(pages, np.arange(first, first + pages.size)):
-        return slice(first, first + pages.size)
-    return torch.from_numpy(pages.astype(np.int64))
+def _run_or_indices(numbers: Ints) -> slice | Tensor:
+    """A slice where they are consecutive, else int64 indices."""
+    first = int(numbers[0])
+    if np.array_equal(numbers, np.arange(first, first + numbers.size)):
+        return slice(first, first + numbers.size)
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def paged_attention(
@@ -136,15 +171,9 @@ def paged_attention(
     window: int | None = None,
 ) -> Tensor:
     """As `ops.paged_attention`; plans for this call alone where the batch carries no plan."""
-    if batch.plan is None:
-        batch = plan_attention(batch, k_cache.shape[1], (window,), q.dtype)
-    calls: tuple[_Call, ...] = batch.plan
-    if len(calls) == 1:
-        return _attend(calls[0], q, k_cache, v_cache, scale, window)
-    out = q.new_empty(q.shape)
-    for call in calls:
-        out[call.queries] = _attend(call, q, k_cache, v_cache, scale, window)
-    return out
+    plan = batch.plan or plan_attention(batch, k_cache, (window,)).plan
+    assert plan is not None
+    return plan.attend(q, k_cache, v_cache, scale, window)
 
 
 def _attend(
@@ -153,7 +182,7 @@ def _attend(
     """[queries of the call, hq, d]."""
     kv_heads, head_dim = k_cache.shape[-2:]
     q = q[call.queries]
-    sequences = len(q) if call.decode else 1
+    sequences = len(q) if call.is_decode else 1
     k, v = (
         (cache[call.pages] if isinstance(call.pages, slice) else cache.index_select(0, call.pages))
         .view(sequences, -1, kv_heads, head_dim)[:, : call.keys]
@@ -161,7 +190,7 @@ def _attend(
         for cache in (k_cache, v_cache)
     )
     mask = call.masks[window]
-    if call.decode:
+    if call.is_decode:
         # The query heads that share a key head stand in for queries: no key is read twice.
         grouped = q.view(sequences, kv_heads, -1, head_dim)
         out = F.scaled_dot_product_attention(grouped, k, v, mask, scale=scale)

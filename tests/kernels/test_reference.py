@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from gpu_ops import cpu_linear, ops, reference
+from gpu_ops import cpu_attention, cpu_linear, ops, reference
 from gpu_ops.batch import AttentionBatch
-from gpu_ops.cpu_attention import plan_attention
+from gpu_ops.cpu_attention import CpuPlan, plan_attention
 
 Tensor = torch.Tensor
 
@@ -168,7 +168,7 @@ def test_paged_attention(
     )
     plain = reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
     if planned:
-        batch = plan_attention(batch, page_size, {None, window}, q.dtype)
+        batch = plan_attention(batch, k_cache, {None, window})
     fast = ops.paged_attention(q, k_cache, v_cache, batch, scale, window)
     # 400 products of size up to 10 in float32: 400 * 10 * 2^-24 at the very worst.
     assert (plain - expected).abs().max() < 2.4e-4
@@ -203,3 +203,16 @@ def test_moe(renormalise: bool) -> None:
             gate, up = gate_up[:ffn], gate_up[ffn:]
             expected += weights[e] / total * (w2[e].double() @ (gate * gate.sigmoid() * up))
         assert torch.allclose(out[token].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_large_gathers_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call gathers more than its bound, but for a single sequence that exceeds it alone."""
+    monkeypatch.setattr(cpu_attention, "_GATHERED_VALUES", 2 * 8 * 20)  # 20 keys
+    k_cache, v_cache, batch, _ = paged([(1, n) for n in (9, 8, 30, 7, 3, 3, 3)], 4, 0, 2, 8)
+    q = normal(7, 4, 8)
+    planned = plan_attention(batch, k_cache, {None})
+    assert isinstance(planned.plan, CpuPlan)
+    assert [call.keys for call in planned.plan.calls] == [9, 30, 7, 3]
+    expected = reference.paged_attention(q, k_cache, v_cache, batch, 0.3)
+    found = ops.paged_attention(q, k_cache, v_cache, planned, 0.3)
+    assert (found - expected).abs().max() < 1e-5
