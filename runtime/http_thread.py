@@ -13,12 +13,12 @@ import logging
 import socket
 from typing import Any, Final
 
-from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from starlette.types import ASGIApp
 
 from httpd.service import State
 from runtime.config import ServerConfig
+from runtime.connections import serve_connections
 from runtime.inbox import Inbox, LoopInbox
 from runtime.lifecycle import Lifecycle
 from runtime.service import ThreadedService
@@ -30,16 +30,14 @@ ABORT_GRACE_S: Final = 2.0  # for aborted requests to hear of their end
 CLOSE_GRACE_S: Final = 5.0  # for the last bytes to reach the clients
 
 
-def hypercorn_config(config: ServerConfig, listening: socket.socket) -> Config:
+def hypercorn_config(config: ServerConfig) -> Config:
     """Hypercorn's settings; those that are not its defaults have their reason here."""
     made = Config()
-    made.bind = [f"fd://{listening.fileno()}"]
     made.backlog = 4096  # 100 drops the connections of a burst
     made.keep_alive_timeout = 75.0  # longer than clients keep idle connections: theirs to close
     made.keep_alive_max_requests = 1_000_000  # 1000 would cut off busy HTTP/2 connections
     made.h2_max_concurrent_streams = config.max_streams
     made.h11_max_incomplete_size = 16 << 10  # bounds request headers, and so a client's memory
-    made.graceful_timeout = CLOSE_GRACE_S
     made.include_server_header = False
     made.errorlog = logging.getLogger("hypercorn.error")
     made.accesslog = logging.getLogger("hypercorn.access") if config.access_log else None
@@ -56,6 +54,7 @@ class HttpLoop:
         self,
         app: ASGIApp,
         hypercorn: Config,
+        listening: socket.socket,
         service: ThreadedService,
         inbox: Inbox,
         lifecycle: Lifecycle,
@@ -64,6 +63,7 @@ class HttpLoop:
     ) -> None:
         self._app = app
         self._hypercorn = hypercorn
+        self._listening = listening
         self._service = service
         self._inbox = LoopInbox(inbox, self._on_items)
         self._lifecycle = lifecycle
@@ -79,27 +79,22 @@ class HttpLoop:
         loop.set_exception_handler(_log_stray)
         self._inbox.attach(loop)
         beating = asyncio.create_task(_beat(pulse))
-        serving = asyncio.create_task(
-            serve(self._app, self._hypercorn, shutdown_trigger=self._wait_end)  # type: ignore[arg-type]
-        )
         try:
-            ending = asyncio.create_task(self._ending.wait())
-            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                limit_s = self._drain_timeout_s + ABORT_GRACE_S + 2 * CLOSE_GRACE_S
-                await asyncio.wait([serving], timeout=limit_s)
-            if serving.done():
-                serving.result()  # raises what ended it
-            else:
-                log.warning("some connections did not close in time and are cut")
+            cut = await serve_connections(
+                self._app,
+                self._hypercorn,
+                self._listening,
+                self._wait_end,
+                close_timeout_s=CLOSE_GRACE_S,
+            )
+            if cut:
+                log.warning("%d connections did not close in time and are cut", cut)
         finally:
-            ending.cancel()
             beating.cancel()
-            serving.cancel()
             self._inbox.detach()
 
     async def _wait_end(self) -> None:
-        """Returns once Hypercorn is to close the listener and its connections."""
+        """Returns once the listener and its connections are to be closed."""
         await self._ending.wait()
         if await self._service.wait_none_left(self._drain_timeout_s):
             return

@@ -8,6 +8,7 @@ import dataclasses
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -34,6 +35,14 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _BACKLOG: Final = 4096
+# Connections inherit these: a client whose machine went without a word is found out in 2 minutes.
+_SOCKET_OPTIONS: Final = (
+    ((socket.SOL_SOCKET, socket.SO_REUSEADDR), 1),
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 15),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 4),
+)
 _DEFAULTS: Final = {
     field.name: field.default
     for config in (EngineConfig, ServerConfig)
@@ -119,6 +128,7 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
     """Serves until the end; the exit code, and whether every thread has ended."""
     set_up_logging()
     faulthandler.enable()
+    _allow_many_files()
     listening = _listen(config)
     address = _address(config, listening)
     report = LoadingReport()
@@ -151,6 +161,13 @@ def _load_real(config: ServerConfig) -> Load:
     return load
 
 
+def _allow_many_files() -> None:
+    """A connection is a file, and the usual limit of 1024 is fewer than the clients of a server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _listen(config: ServerConfig) -> socket.socket:
     """A listening socket: connections wait in its queue until the HTTP loop takes them."""
     listening: socket.socket | None = None
@@ -158,7 +175,8 @@ def _listen(config: ServerConfig) -> socket.socket:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option, value in _SOCKET_OPTIONS:
+            listening.setsockopt(*option, value)
         listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError as error:

@@ -168,7 +168,8 @@ class Server:
         service = ThreadedService(self._lifecycle, rings.of_service(), config.max_requests)
         return HttpLoop(
             create_app(service, settings),
-            hypercorn_config(config, listening),
+            hypercorn_config(config),
+            listening,
             service,
             rings.of_http(),
             self._lifecycle,

@@ -108,6 +108,40 @@ def test_a_client_that_leaves_before_its_answer_makes_room(server: ServerProcess
     assert_room_soon(server)
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
+def test_connections_that_clients_close_are_closed_here_too(
+    server: ServerProcess, version: str
+) -> None:
+    """Whether idle or in the middle of a response: each would keep a file descriptor."""
+    folder = Path(f"/proc/{server.process.pid}/fd")
+    before = len(list(folder.iterdir()))
+    for _ in range(8):
+        with httpx.Client(http1=version == "HTTP/1.1", http2=version == "HTTP/2") as client:
+            client.get(f"{server.url}/health")
+            request = body("endless", stream=True, max_tokens=4000)
+            with client.stream("POST", f"{server.url}/v1/completions", json=request):
+                pass
+    closed_s = time.monotonic()
+    while len(list(folder.iterdir())) > before:
+        assert time.monotonic() - closed_s < 1.0
+
+
+def test_a_body_that_is_too_large_harms_no_other_stream_of_its_connection(
+    server: ServerProcess,
+) -> None:
+    async def main() -> tuple[httpx.Response, httpx.Response]:
+        limits = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(http1=False, http2=True, limits=limits) as client:
+            url = f"{server.url}/v1/completions"
+            slow = asyncio.create_task(client.post(url, json=body("slow", max_tokens=300)))
+            large = await client.post(url, json=body("x" * (11 << 20)))
+            return large, await slow
+
+    large, slow = asyncio.run(asyncio.wait_for(main(), SOON_S))
+    assert (large.status_code, slow.status_code) == (413, 200)
+    assert slow.json()["usage"]["completion_tokens"] == 300
+
+
 def test_a_header_without_end_is_cut_off(server: ServerProcess) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=SOON_S) as peer:

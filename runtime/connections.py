@@ -1,0 +1,93 @@
+"""Hypercorn's connections on a listening socket, for as long as the caller says.
+
+Hypercorn's own `serve` would do, but for two faults that end in an outage: a connection whose
+client has gone keeps its file descriptor until the keep-alive time is over (75 s here), and closing
+waits for connections without a limit. So the connection is Hypercorn's, with its first fault
+mended, and the loop that accepts is ours. The app has no lifespan, and gets no lifespan events.
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.events import Event, Updated
+from hypercorn.typing import AppWrapper
+from hypercorn.utils import wrap_app
+from starlette.types import ASGIApp
+
+_TLS_SHUTDOWN_S: Final = 5.0  # for the peer's half of closing; asyncio's 30 s keep sockets
+
+
+class Connection(TCPServer):
+    """One client's connection. Owned by the HTTP loop."""
+
+    _peer_has_gone = False
+
+    async def protocol_send(self, event: Event) -> None:
+        """Like Hypercorn's, but a connection without a peer never becomes idle."""
+        if self._peer_has_gone and isinstance(event, Updated):
+            return
+        await super().protocol_send(event)
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._peer_has_gone = True
+        # The idle timer is a task that the connection's end would wait for.
+        await self.idle_task.stop()
+
+
+async def serve_connections(
+    app: ASGIApp,
+    config: Config,
+    listening: socket.socket,
+    wait_end: Callable[[], Awaitable[None]],
+    *,
+    close_timeout_s: float,
+) -> int:
+    """Serves `app` until `wait_end` returns, then closes; how many connections had to be cut.
+
+    close_timeout_s  for connections to close once their responses are complete
+    """
+    context = WorkerContext(None)
+    tasks: set[asyncio.Task[Any]] = set()
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
+    tls = config.create_ssl_context()
+    server = await asyncio.start_server(
+        partial(_serve_one, wrapped, config, context, tasks),
+        sock=listening,
+        backlog=config.backlog,
+        ssl=tls,
+        ssl_shutdown_timeout=_TLS_SHUTDOWN_S if tls is not None else None,
+    )
+    try:
+        await wait_end()
+    finally:
+        server.close()
+        await context.terminated.set()  # closes what is idle, and the others when they become so
+        if tasks:
+            await asyncio.wait(tasks, timeout=close_timeout_s)
+        cut = len(tasks)
+        for task in tasks:
+            task.cancel()
+    return cut
+
+
+async def _serve_one(
+    app: AppWrapper,
+    config: Config,
+    context: WorkerContext,
+    tasks: set[asyncio.Task[Any]],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    loop = asyncio.get_running_loop()
+    await Connection(app, loop, config, context, {}, reader, writer)
