@@ -9,7 +9,7 @@ from runtime.setup.model import default_folder
 from tests.checkpoints import CHAT_TEMPLATE, build_checkpoint, save_tokenizer
 from tests.server_process import ServerProcess, serving_model
 
-LIMIT = 8192  # context of the small model; prefilling it takes about a second
+LIMIT = 4096  # context of the small model, whose prefill takes about a second
 BODY_LIMIT = 1 << 17
 FUSSY_TEMPLATE = (
     "{% if messages[0]['role'] == 'system' %}"
