@@ -1,6 +1,7 @@
 """From settings to an engine that is ready to step: the one place that resolves "auto"."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from engine.config import EngineConfig
 from engine.core import Engine, EngineFacts
 from engine.cpu_executor import CpuExecutor
 from engine.errors import ModelError
+from engine.executor import Executor
 from engine.generation_config import eos_ids
 from engine.kv_cache import pages_within
 from engine.load import load_model
@@ -30,7 +32,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
 
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
-    device = _resolve_device(config.device)
+    device = _resolve_device(config)
     _, model = load_model(
         config.model,
         dtype=config.dtype,
@@ -45,7 +47,41 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
 
 def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
     """An engine around a model that is loaded already. Raises ModelError as `build_engine` does."""
-    pages = _pool_pages(config, model.config, model.dtype)
+    on_cuda = model.device.type == "cuda"
+    built = (_on_cuda if on_cuda else _on_cpu)(config, model)
+    pages = built.executor.pages
+    scheduler = Scheduler(
+        pool=PagePool(pages),
+        cache=build_prefix_cache(config.cache, config.page_size),
+        max_running=config.max_running,
+        max_model_len=built.max_model_len,
+        prefill_budget=config.prefill_budget,
+        eos_ids=_eos_ids(config.model, model.config.vocab_size),
+    )
+    # The CPU executor computes inside `launch`: planning ahead would only make tokens late.
+    overlap = on_cuda if config.overlap is None else config.overlap
+    facts = EngineFacts(
+        max_model_len=built.max_model_len,
+        kv_tokens=(pages - 1) * config.page_size,
+        vocab_size=model.config.vocab_size,
+        page_size=config.page_size,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        overlap=overlap,
+    )
+    return Engine(scheduler, built.executor, overlap=overlap, facts=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    executor: Executor
+    max_model_len: int
+
+
+def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    budget = min(int(free_bytes * config.memory_fraction), CPU_POOL_LIMIT_BYTES)
+    pages = _pool_pages(config, model, budget)
     max_model_len = _context(config, model.config, pages)
     executor = CpuExecutor(
         model,
@@ -55,43 +91,77 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         max_pages_per_row=-(-max_model_len // config.page_size),
         threads=config.cpu_threads or os.cpu_count(),
     )
-    scheduler = Scheduler(
-        pool=PagePool(pages),
-        cache=build_prefix_cache(config.cache, config.page_size),
-        max_running=config.max_running,
-        max_model_len=max_model_len,
-        prefill_budget=config.prefill_budget,
-        eos_ids=_eos_ids(config.model, model.config.vocab_size),
-    )
-    # The CPU executor computes inside `launch`: planning ahead would only make tokens late.
-    overlap = bool(config.overlap)
-    facts = EngineFacts(
-        max_model_len=max_model_len,
-        kv_tokens=(pages - 1) * config.page_size,
-        vocab_size=model.config.vocab_size,
+    return _Built(executor, max_model_len)
+
+
+def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
+    # Only where there is a device: a CPU needs nothing of what these import.
+    from engine.cuda_executor import CudaExecutor
+    from engine.cuda_memory import measure_step_bytes
+    from engine.forward import buckets_up_to
+
+    context = _asked_context(config, model.config)
+    buckets: tuple[int, ...] = ()
+    if config.cuda_graph_max_rows and model.config.moe is None:
+        buckets = buckets_up_to(min(config.max_running, config.cuda_graph_max_rows))
+    measured = measure_step_bytes(
+        model,
         page_size=config.page_size,
-        device="cpu",
-        dtype=str(model.dtype).removeprefix("torch."),
-        overlap=overlap,
+        max_rows=config.max_running,
+        max_pages_per_row=-(-context // config.page_size),
+        prefill_tokens=config.prefill_budget or context,
+        buckets=buckets,
     )
-    return Engine(scheduler, executor, overlap=overlap, facts=facts)
+    pages = _pool_pages(config, model, int(measured.left * config.memory_fraction))
+    max_model_len = _context(config, model.config, pages)
+    executor = CudaExecutor(
+        model,
+        pages=pages,
+        page_size=config.page_size,
+        max_rows=config.max_running,
+        max_pages_per_row=-(-max_model_len // config.page_size),
+    )
+    if buckets:
+        executor.capture_graphs(buckets)
+    return _Built(executor, max_model_len)
 
 
-def _resolve_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu"):
-        raise ModelError(f"device is {name!r}; only cpu is supported in this version")
-    return torch.device("cpu")
+def _resolve_device(config: EngineConfig) -> torch.device:
+    """auto is a CUDA device that the kernels know, if there is one."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() and _is_known_gpu() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ModelError(f"device is {config.device!r}; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device is {config.device!r}, but {torch.cuda.device_count()} are there")
+    if not _is_known_gpu(device.index or 0):
+        raise ModelError("the CUDA kernels need compute capability 9.0 (H100) or later")
+    if config.dtype == "float16":
+        raise ModelError("float16 is not supported on CUDA; bfloat16 and float32 are")
+    return torch.device("cuda", device.index or 0)
 
 
-def _pool_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def _is_known_gpu(index: int = 0) -> bool:
+    return torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def _asked_context(config: EngineConfig, model: ModelConfig) -> int:
+    return min(config.max_model_len or model.max_positions, model.max_positions)
+
+
+def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
     """KV pages, the dummy page included."""
-    context = min(config.max_model_len or model.max_positions, model.max_positions)
-    full_context = -(-context // config.page_size)
+    full_context = -(-_asked_context(config, model.config) // config.page_size)
     if config.max_kv_tokens is not None:
         return 1 + max(1, config.max_kv_tokens // config.page_size)
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    budget = int(free_bytes * config.memory_fraction)
-    affordable = pages_within(min(budget, CPU_POOL_LIMIT_BYTES), model, config.page_size, dtype)
+    affordable = pages_within(budget_bytes, model.config, config.page_size, model.dtype)
     return min(affordable, 1 + config.max_running * full_context)
 
 

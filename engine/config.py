@@ -24,12 +24,14 @@ class EngineConfig:
     memory_fraction: float = 0.85  # of what is free after the weights are loaded
     cache: Literal["radix", "naive"] = "radix"
     overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
+    cuda_graph_max_rows: int = 256  # decode steps of up to so many rows are graphs; 0: none are
     cpu_threads: int | None = None  # torch's intra-op threads; None: every core
     seed: int = 0  # of dummy weights
 
     def __post_init__(self) -> None:
         self._within("page_size", self.page_size, 1, 256)
         self._within("max_running", self.max_running, 1, 65_536)
+        self._within("cuda_graph_max_rows", self.cuda_graph_max_rows, 0, 65_536)
         for name in ("max_model_len", "prefill_budget", "max_kv_tokens", "cpu_threads"):
             value = getattr(self, name)
             if value is not None:

@@ -53,15 +53,15 @@ def load_model(
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
     """The dtype that `name` stands for.
 
-    "auto" is the checkpoint's own; but on a CPU float32 unless it multiplies bfloat16 natively and
-    the checkpoint is bfloat16, and on a GPU bfloat16 for float32 checkpoints.
+    "auto" is bfloat16 on a GPU; on a CPU float32, unless it multiplies bfloat16 natively and the
+    checkpoint is bfloat16.
     """
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu":
         native = config.dtype == "bfloat16" and _cpu_multiplies_bfloat16()
         return torch.bfloat16 if native else torch.float32
-    return torch.bfloat16 if config.dtype == "float32" else _DTYPES[config.dtype]
+    return torch.bfloat16
 
 
 def _cpu_multiplies_bfloat16() -> bool:

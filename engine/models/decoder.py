@@ -4,7 +4,6 @@ Knows tensors and pages, but no request: which token goes where is the caller's 
 """
 
 import torch
-import torch.nn.functional as F
 
 from engine.kv_cache import KvCache
 from engine.model_config import ModelConfig
@@ -123,8 +122,7 @@ class Decoder:
         Launches on the current stream; does not synchronise; may be captured.
         """
         eps, layers = self.config.norm_eps, self.layers
-        residual = F.embedding(token_ids, self.embedding)
-        x = ops.rms_norm(residual, layers[0].input_norm, eps)
+        residual, x = ops.embed_rms_norm(token_ids, self.embedding, layers[0].input_norm, eps)
         following = [layer.input_norm for layer in layers[1:]] + [self.norm]
         for layer, keys, values, next_norm in zip(
             layers, cache.keys, cache.values, following, strict=True

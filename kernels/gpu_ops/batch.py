@@ -4,9 +4,24 @@ Knows nothing of requests or rows: a sequence is a run of queries and a list of 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import torch
+
+
+class AttentionPlan(Protocol):
+    """What a backend derived from a batch, once for all layers. Owned by whoever runs the step."""
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """`ops.paged_attention` of the batch that was planned."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +46,4 @@ class AttentionBatch:
     decodes: int
     max_q_len: int
     max_kv_len: int
-    # What a backend derives from this batch once for all layers; only the backend reads it.
-    plan: Any = field(default=None, compare=False)
+    plan: AttentionPlan | None = field(default=None, compare=False)

@@ -12,6 +12,7 @@ captured in a graph.
 import functools
 import importlib
 from collections.abc import Callable
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +23,15 @@ from gpu_ops.batch import AttentionBatch
 Tensor = torch.Tensor
 
 
+# Where a CUDA implementation is, if not in cuda_ops.
+_CUDA_MODULES: Final = {"sample": "gpu_ops.cuda_sampling", "moe": "gpu_ops.reference"}
+
+
 @functools.cache
 def _cuda(name: str) -> Callable[..., Tensor]:
-    """A CUDA implementation; the module is loaded on first use: importing triton takes a second."""
-    implementation: Callable[..., Tensor] = getattr(
-        importlib.import_module("gpu_ops.triton_ops"), name
-    )
+    """A CUDA implementation; its module is loaded on first use: a CPU needs none of it."""
+    module = importlib.import_module(_CUDA_MODULES.get(name, "gpu_ops.cuda_ops"))
+    implementation: Callable[..., Tensor] = getattr(module, name)
     return implementation
 
 
@@ -51,6 +55,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.is_cuda:
         return _cuda("rms_norm")(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
+
+
+def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(table[ids], its rms_norm), both new and [n, size].
+
+    ids     [n] int32, each below vocabulary
+    table   [vocabulary, size]
+    weight  [size]
+    """
+    if ids.is_cuda:
+        residual, normed = _cuda("embed_rms_norm")(ids, table, weight, eps)
+        return residual, normed
+    rows = F.embedding(ids, table)
+    return rows, reference.rms_norm(rows, weight, eps)
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -116,9 +134,13 @@ def paged_attention(
     k_cache, v_cache  [pages, page_size, hkv, d]; query head h reads key head h // (hq / hkv)
     scale             of the scores, 1 / sqrt(d) for most models
     window            keys a query sees, itself included; None: all up to itself
+
+    A batch without a plan is planned for this call alone; on CUDA that synchronises.
     """
+    if batch.plan is not None:
+        return batch.plan.attend(q, k_cache, v_cache, scale, window)
     if q.is_cuda:
-        return _cuda("paged_attention")(q, k_cache, v_cache, batch, scale, window)
+        return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
     return cpu_attention.paged_attention(q, k_cache, v_cache, batch, scale, window)
 
 

@@ -1,0 +1,169 @@
+"""Attention backends of a CUDA device: which one takes a step's decode rows, which its prefill.
+
+Knows shapes and rows' state; neither models nor requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from engine.model_config import ModelConfig
+from gpu_ops.cuda_decode import DecodeAttention, DecodeInputs, DecodeTuning, StepState
+from gpu_ops.plain_decode import PlainDecodeAttention
+from gpu_ops.row_state import gather_tokens
+
+Tensor = torch.Tensor
+
+_FEW_ROWS: Final = 16  # up to so many, heads are spread over more blocks (perf/LOG.md)
+
+
+class DecodeBackend(Protocol):
+    """One query per sequence, for layers with one window."""
+
+    def prepare(self, rows: Tensor, state: StepState, inputs: DecodeInputs) -> None: ...
+
+    def plan(self, kv_lens: Tensor) -> None: ...
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        rows: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Decode rows of one step, an `AttentionPlan`."""
+
+    by_window: dict[int | None, DecodeBackend]
+    rows: Tensor
+    inputs: DecodeInputs
+    state: StepState
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """As `ops.paged_attention`."""
+        return self.by_window[window].attend(
+            q, k_cache, v_cache, self.inputs.kv_lens, self.state.page_table, scale, rows=self.rows
+        )
+
+
+class DecodeAttentions:
+    """The decode backends of a model, by number of rows and by window. Owned by the engine thread.
+
+    max_rows  most rows of one step
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        page_size: int,
+        max_rows: int,
+        device: torch.device,
+    ) -> None:
+        def build(window: int | None, few: bool) -> DecodeBackend:
+            if device.type != "cuda" or not _kernel_takes(config, dtype, page_size):
+                return PlainDecodeAttention(page_size, window)
+            return DecodeAttention(
+                config.heads, config.kv_heads, config.head_dim, page_size,
+                min(max_rows, _FEW_ROWS) if few else max_rows, device,
+                _tuning(config.kv_heads, few), window,
+            )  # fmt: skip
+
+        windows = sorted(set(config.windows), key=lambda window: window or 0)
+        self._few = {window: build(window, True) for window in windows}
+        self._many = {window: build(window, False) for window in windows}
+
+    def prepare(self, rows: Tensor, state: StepState, inputs: DecodeInputs) -> DecodePlan:
+        """Starts a decode step of rows [n] int32; fills `inputs`. Capturable."""
+        by_window = self._few if len(rows) <= _FEW_ROWS else self._many
+        first, *others = by_window.values()
+        first.prepare(rows, state, inputs)
+        for backend in others:
+            backend.plan(inputs.kv_lens)
+        return DecodePlan(by_window, rows, inputs, state)
+
+
+def _kernel_takes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> bool:
+    return (
+        dtype == torch.bfloat16
+        and config.head_dim in (64, 128)
+        and page_size & (page_size - 1) == 0
+        and config.heads // config.kv_heads <= 8
+    )
+
+
+def _tuning(kv_heads: int, few: bool) -> DecodeTuning:
+    most = 2 if few else 8
+    heads = max(heads for heads in range(1, most + 1) if kv_heads % heads == 0)
+    return DecodeTuning(heads, 2 if few else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """Prefill segments of one step, an `AttentionPlan`.
+
+    q_starts, kv_starts  [segments + 1] int32 on the device: queries and keys of each segment
+    kv_slots             [keys] int32: where the segments' keys are, each from position 0 on
+    lengths              (queries, keys) of each segment
+    """
+
+    q_starts: Tensor
+    kv_starts: Tensor
+    kv_slots: Tensor
+    lengths: Sequence[tuple[int, int]]
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """As `ops.paged_attention`: causal, a segment's last query is its last key."""
+        keys, values = gather_tokens(k_cache, v_cache, self.kv_slots)
+        if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+            return self._flash(q, keys, values, scale, window)
+        return self._plain(q, keys, values, scale, window)
+
+    def _flash(
+        self, q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            q, keys, values, self.q_starts, self.kv_starts,
+            max(queries for queries, _ in self.lengths), max(count for _, count in self.lengths),
+            0.0, True, False, scale=scale,
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
+        )  # fmt: skip
+        result: Tensor = out
+        return result
+
+    def _plain(
+        self, q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        out, q_at, kv_at = torch.empty_like(q), 0, 0
+        for queries, count in self.lengths:
+            key = torch.arange(count, device=q.device)
+            query = key[count - queries :, None]
+            seen = key <= query
+            if window is not None:
+                seen &= key > query - window
+            own = slice(kv_at, kv_at + count)
+            q_heads, k_heads, v_heads = (
+                part.transpose(0, 1)[None]
+                for part in (q[q_at : q_at + queries], keys[own], values[own])
+            )
+            result = F.scaled_dot_product_attention(
+                q_heads, k_heads, v_heads, seen, scale=scale, enable_gqa=True
+            )
+            out[q_at : q_at + queries] = result[0].transpose(0, 1)
+            q_at, kv_at = q_at + queries, kv_at + count
+        return out

@@ -1,0 +1,197 @@
+"""A step's two parts on the device: prefill segments, eagerly, and decode rows, as CUDA graphs.
+
+Both launch on the current stream and do not synchronise. What their kernels read of rows is the
+rows' state on the device; neither knows what was decided or why.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+
+from engine.attention import DecodeAttentions, PrefillPlan
+from engine.descriptor import StepDescriptor
+from engine.kv_cache import KvCache
+from engine.models.decoder import Decoder
+from engine.request import Int32Array
+from gpu_ops.batch import AttentionBatch
+from gpu_ops.cuda_decode import DecodeInputs, decode_inputs
+from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.row_state import RowTensors, position_slots
+
+Tensor = torch.Tensor
+
+# A bucket's padding costs little where rows are few or many; between, graphs are 8 to 32 apart.
+_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
+
+
+def buckets_up_to(most: int) -> tuple[int, ...]:
+    """Numbers of rows that get a graph, ascending; the last is `most`, or 256 if that is less."""
+    most = min(most, _BUCKETS[-1])
+    return (*(bucket for bucket in _BUCKETS if bucket < most), most)
+
+
+class AnySampler(Protocol):
+    """`cuda_sampling.Sampler`, or its plain version."""
+
+    def sample_into(
+        self,
+        ids: Tensor,
+        logits: Tensor,
+        state: SamplingState,
+        position: Tensor,
+        rows: Tensor,
+        last_token: Tensor,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every step runs with."""
+
+    model: Decoder
+    cache: KvCache
+    page_size: int
+    rows: RowTensors
+    sampler: AnySampler
+
+    def sample(self, ids: Tensor, hidden: Tensor, position: Tensor, rows: Tensor) -> None:
+        """ids[i] = last_token[rows[i]] = a token for hidden[i]; position is its index."""
+        logits = self.model.logits(hidden)
+        state = self.rows
+        self.sampler.sample_into(ids, logits, state.sampling, position, rows, state.step.last_token)
+
+
+class DecodeRunner:
+    """Runs decode steps, replaying a graph where there is one. Owned by the engine thread.
+
+    ids  [most rows] int32, the last step's sampled ids, in order of its rows
+    """
+
+    def __init__(self, parts: Parts, attentions: DecodeAttentions) -> None:
+        most, device = len(parts.rows.decode_rows), parts.model.device
+        self.ids = torch.zeros(most, dtype=torch.int32, device=device)
+        self._parts, self._attentions = parts, attentions
+        self._inputs = decode_inputs(most, device)
+        self._q_indptr = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._bucket_of = np.arange(most + 1)  # rows → rows that run, padding included
+        self._pool: Any = None  # the graphs' memory, once there is one
+
+    def capture(self, buckets: Sequence[int], stream: Any) -> None:
+        """Graphs for these numbers of rows, on the device's own stream; call it while idle.
+
+        All share one memory pool, so the largest comes first.
+        """
+        for bucket in sorted(buckets, reverse=True):
+            self._forward(bucket)  # outside of a graph: libraries set themselves up on first use
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                self._forward(bucket)
+            self._pool = self._pool or graph.pool()
+            self._graphs[bucket] = graph
+        ascending = sorted(self._graphs)
+        covered = np.arange(ascending[-1] + 1)
+        self._bucket_of[covered] = np.array(ascending)[np.searchsorted(ascending, covered)]
+
+    def run(self, rows: int) -> Tensor:
+        """One token for each of the first `rows` decode rows: [rows] int32, until the next step."""
+        padded = int(self._bucket_of[rows])
+        graph = self._graphs.get(padded)
+        if graph is None:
+            self._forward(rows)
+        else:
+            graph.replay()
+        return self.ids[:rows]
+
+    def _inputs_of(self, n: int) -> DecodeInputs:
+        inputs = self._inputs
+        return DecodeInputs(
+            inputs.ids[:n], inputs.positions[:n], inputs.slots[:n], inputs.kv_lens[:n]
+        )
+
+    def _forward(self, n: int) -> None:
+        parts = self._parts
+        inputs = self._inputs_of(n)
+        rows, state = parts.rows.decode_rows[:n], parts.rows.step
+        plan = self._attentions.prepare(rows, state, inputs)
+        batch = AttentionBatch(
+            q_indptr=self._q_indptr[: n + 1],
+            kv_lens=inputs.kv_lens,
+            page_table=state.page_table,
+            prefills=0,
+            decodes=n,
+            max_q_len=1,
+            max_kv_len=state.page_table.shape[1] * parts.page_size,
+            plan=plan,
+        )
+        hidden = parts.model.hidden_states(
+            inputs.ids, inputs.positions, inputs.slots, parts.cache, batch
+        )
+        parts.sample(self.ids[:n], hidden, inputs.kv_lens, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """What is worked out on the host for a step's prefill segments, int32 arrays all.
+
+    q_starts, kv_starts  [segments + 1] where each one's queries and keys begin
+    sampled              [n] the queries that are sampled from
+    rows, positions      [n] their rows, and the sampled tokens' indices in their sequences
+    """
+
+    q_starts: Int32Array
+    kv_starts: Int32Array
+    sampled: Int32Array
+    rows: Int32Array
+    positions: Int32Array
+
+    @classmethod
+    def of(cls, step: StepDescriptor) -> "SegmentIndex":
+        row, start, count, samples = step.segments.T
+        end = start + count
+        q_starts, kv_starts = (
+            np.concatenate(([0], values.cumsum())).astype(np.int32) for values in (count, end)
+        )
+        chosen = samples != 0
+        return cls(q_starts, kv_starts, q_starts[1:][chosen] - 1, row[chosen], end[chosen])
+
+    def arrays(self) -> tuple[Int32Array, ...]:
+        return self.q_starts, self.kv_starts, self.sampled, self.rows, self.positions
+
+
+class PrefillRunner:
+    """Computes prefill segments. Owned by the engine thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def run(self, index: SegmentIndex, staged: Sequence[Tensor], ids: Tensor) -> None:
+        """Writes ids [sampled by segments] int32.
+
+        staged  on the device: segments, prefill tokens, then the index's arrays
+        """
+        segments, tokens, q_starts, kv_starts, sampled, rows, sample_positions = staged
+        parts, state = self._parts, self._parts.rows.step
+        total, keys = len(tokens), int(index.kv_starts[-1])
+        positions, slots = position_slots(segments, q_starts, total, False, state, parts.page_size)
+        kv_slots = slots
+        if keys > total:
+            _, kv_slots = position_slots(segments, kv_starts, keys, True, state, parts.page_size)
+        queries, lengths = np.diff(index.q_starts).tolist(), np.diff(index.kv_starts).tolist()
+        plan = PrefillPlan(q_starts, kv_starts, kv_slots, list(zip(queries, lengths, strict=True)))
+        batch = AttentionBatch(
+            q_indptr=q_starts,
+            kv_lens=segments[:, 1] + segments[:, 2],
+            page_table=state.page_table,
+            prefills=len(segments),
+            decodes=0,
+            max_q_len=max(queries),
+            max_kv_len=max(lengths),
+            plan=plan,
+        )
+        hidden = parts.model.hidden_states(tokens, positions, slots, parts.cache, batch)
+        if len(sampled):
+            parts.sample(ids, hidden.index_select(0, sampled), sample_positions, rows)

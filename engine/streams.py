@@ -1,0 +1,67 @@
+"""The streams and events of a CUDA device, as the executor uses them.
+
+A test puts a host in its place (tests/fakes_streams.py), where everything is done at once.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def record(self, stream: "Stream") -> None: ...
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Stream(Protocol):
+    """Work that runs in order."""
+
+    def wait_event(self, event: Event) -> None: ...
+
+
+class Streams(Protocol):
+    """Where a step's parts run. Owned by the engine thread."""
+
+    copy_in: Stream  # descriptors to the device
+    forward: Stream  # everything that computes
+    copy_out: Stream  # sampled ids to the host
+
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
+        """What is launched inside goes to `stream`."""
+        ...
+
+    def event(self) -> Event: ...
+
+    def pinned(self, words: int) -> torch.Tensor:
+        """[words] int32 on the host, which the device reads and writes while the host goes on."""
+        ...
+
+
+class CudaStreams:
+    """Streams of one CUDA device. Owned by the engine thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        # torch's own classes, which are not typed; the forward stream first where the device must
+        # choose.
+        make: Callable[..., Stream] = torch.cuda.Stream
+        self._event: Callable[[], Event] = torch.cuda.Event
+        self.copy_in, self.copy_out = make(device), make(device)
+        self.forward = make(device, priority=-1)
+
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
+        assert isinstance(stream, torch.cuda.Stream)
+        context: AbstractContextManager[object] = torch.cuda.stream(stream)
+        return context
+
+    def event(self) -> Event:
+        return self._event()
+
+    def pinned(self, words: int) -> torch.Tensor:
+        return torch.empty(words, dtype=torch.int32, pin_memory=True)

@@ -1,0 +1,80 @@
+// What a step descriptor changes in the rows' state, and what its prefill tokens need to be computed.
+#include "device.cuh"
+
+// Any grid. A row or a page table entry is named once; decode_rows[capacity] is filled up with the
+// dummy row. `decodes` below 0: the decode rows stay as they are.
+extern "C" __global__ void apply_changes(const int* joined, int joins, const int* page_writes,
+                                         int writes, const int* segments, int segment_count,
+                                         const int* decodes_from, int decodes, int* decode_rows,
+                                         int capacity, int dummy_row, int* page_table,
+                                         int max_pages, int* lengths, float* temperature,
+                                         int* top_k, float* top_p, float* min_p, int* seed_lo,
+                                         int* seed_hi) {
+    wait_for_previous();
+    let_next_start();
+    int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    for (int i = first; i < writes; i += step) {
+        const int* write = page_writes + 3 * i;
+        page_table[(size_t)write[0] * max_pages + write[1]] = write[2];
+    }
+    for (int i = first; i < joins; i += step) {
+        const int* words = joined + 8 * i;
+        int row = words[0];
+        temperature[row] = __int_as_float(words[1]);
+        top_k[row] = words[2];
+        top_p[row] = __int_as_float(words[3]);
+        min_p[row] = __int_as_float(words[4]);
+        seed_lo[row] = words[5];
+        seed_hi[row] = words[6];
+    }
+    for (int i = first; i < segment_count; i += step) {
+        const int* segment = segments + 4 * i;
+        lengths[segment[0]] = segment[1] + segment[2];
+    }
+    if (decodes >= 0)
+        for (int i = first; i < capacity; i += step)
+            decode_rows[i] = i < decodes ? decodes_from[i] : dummy_row;
+}
+
+// The last i in [0, count) with starts[i] <= at: runs of no length are passed over.
+__device__ __forceinline__ int run_of(const int* starts, int count, int at) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (starts[middle] <= at) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// One thread per position of the segments: where its key and value lie. Runs of positions
+// [0, start + count) if `whole`, else [start, start + count), one after another; `starts` says where
+// each run begins. positions may be null.
+extern "C" __global__ void position_slots(const int* segments, const int* starts,
+                                          int segment_count, int total, int whole,
+                                          const int* page_table, int max_pages, int page_size,
+                                          int* positions, int* slots) {
+    wait_for_previous();
+    let_next_start();
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= total) return;
+    int s = run_of(starts, segment_count, i);
+    int position = i - starts[s] + (whole ? 0 : segments[4 * s + 1]);
+    int page = page_table[(size_t)segments[4 * s] * max_pages + position / page_size];
+    slots[i] = page * page_size + position % page_size;
+    if (positions) positions[i] = position;
+}
+
+// out[0][i] = keys[slots[i]], out[1][i] = values[slots[i]]; a token is `vectors` times 16 bytes.
+// Grid (blocks, 2).
+extern "C" __global__ void gather_tokens(const uint4* keys, const uint4* values, const int* slots,
+                                         int tokens, int vectors, uint4* out) {
+    wait_for_previous();
+    let_next_start();
+    const uint4* from = blockIdx.y ? values : keys;
+    uint4* to = out + (size_t)blockIdx.y * tokens * vectors;
+    size_t all = (size_t)tokens * vectors;
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step)
+        to[i] = from[(size_t)slots[i / vectors] * vectors + i % vectors];
+}

@@ -1,0 +1,75 @@
+"""The operations of `row_state.py` on CUDA tensors; signatures and meaning are there."""
+
+import functools
+from typing import Final
+
+import torch
+
+from gpu_ops.cuda_decode import StepState
+from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
+from gpu_ops.cuda_sampling import SamplingState
+
+Tensor = torch.Tensor
+
+_THREADS: Final = 256
+
+
+@functools.cache
+def _kernel(name: str, parameters: str) -> Kernel:
+    return kernel("apply.cu", name, parameters, {})
+
+
+def apply_changes(
+    joined: Tensor,
+    page_writes: Tensor,
+    segments: Tensor,
+    decodes: Tensor | None,
+    decode_rows: Tensor,
+    state: StepState,
+    sampling: SamplingState,
+) -> None:
+    """As `row_state.apply_changes`."""
+    most = max(len(joined), len(page_writes), len(segments), len(decode_rows))
+    blocks = min(-(-most // _THREADS), 64)
+    _kernel("apply_changes", "PiPiPiPiPiiPiPPPPPPP").launch(
+        (blocks, 1), _THREADS,
+        joined.data_ptr(), len(joined), page_writes.data_ptr(), len(page_writes),
+        segments.data_ptr(), len(segments),
+        0 if decodes is None else decodes.data_ptr(), -1 if decodes is None else len(decodes),
+        decode_rows.data_ptr(), len(decode_rows), len(state.lengths) - 1,
+        state.page_table.data_ptr(), state.page_table.shape[1], state.lengths.data_ptr(),
+        sampling.temperature.data_ptr(), sampling.top_k.data_ptr(), sampling.top_p.data_ptr(),
+        sampling.min_p.data_ptr(), sampling.seed_lo.data_ptr(), sampling.seed_hi.data_ptr(),
+    )  # fmt: skip
+
+
+def position_slots(
+    segments: Tensor, starts: Tensor, total: int, whole: bool, state: StepState, page_size: int
+) -> tuple[Tensor, Tensor]:
+    """As `row_state.position_slots`."""
+    out = torch.empty((2, total), dtype=torch.int32, device=segments.device)
+    positions, slots = out.unbind(0)
+    _kernel("position_slots", "PPiiiPiiPP").launch(
+        (-(-total // _THREADS), 1), _THREADS,
+        segments.data_ptr(), starts.data_ptr(), len(segments), total, int(whole),
+        state.page_table.data_ptr(), state.page_table.shape[1], page_size,
+        positions.data_ptr(), slots.data_ptr(),
+    )  # fmt: skip
+    return positions, slots
+
+
+def gather_tokens(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """As `row_state.gather_tokens`. A token's keys are a multiple of 16 bytes."""
+    heads, head_dim = k_cache.shape[-2:]
+    token_bytes = heads * head_dim * k_cache.element_size()
+    if token_bytes % 16:
+        raise ValueError(f"a token's keys are {token_bytes} bytes; the kernel moves 16 at a time")
+    tokens = len(slots)
+    out = torch.empty((2, tokens, heads, head_dim), dtype=k_cache.dtype, device=k_cache.device)
+    vectors = token_bytes // 16
+    blocks = min(-(-tokens * vectors // _THREADS), 8 * multiprocessors(k_cache.device))
+    _kernel("gather_tokens", "PPPiiP").launch(
+        (blocks, 2), _THREADS,
+        k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(), tokens, vectors, out.data_ptr(),
+    )  # fmt: skip
+    return out[0], out[1]

@@ -1,0 +1,53 @@
+"""A host in the place of a device's streams: everything is done when it is launched."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from engine.streams import Event, Stream
+
+
+class HostEvent:
+    """Remembers whether it was recorded; waiting for one that was not is a mistake in the rings."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def record(self, stream: Stream) -> None:
+        self.recorded += 1
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Everything recorded is done."""
+
+
+class HostStream:
+    """Counts the waits."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def wait_event(self, event: Event) -> None:
+        self.waits += 1
+
+
+class HostStreams:
+    """As `CudaStreams`, on the host. `copies_in` counts descriptors' copies."""
+
+    def __init__(self) -> None:
+        self.copy_in, self.forward, self.copy_out = HostStream(), HostStream(), HostStream()
+
+    @property
+    def copies_in(self) -> int:
+        return self.copy_in.waits
+
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def event(self) -> Event:
+        return HostEvent()
+
+    def pinned(self, words: int) -> torch.Tensor:
+        return torch.empty(words, dtype=torch.int32)
