@@ -37,7 +37,7 @@ class DetokenizerRings:
 
     wakeup: Wakeup
     outputs: Receiver[StepOutput]
-    stops: Sender[int]  # holds every live request at once, so that it is never full: see server.py
+    stops: Sender[int]  # holds every live request at once, so that it is never full: see rings.py
     deltas: Sender[tuple[Delta, ...]]
 
 

@@ -81,8 +81,9 @@ class Lifecycle:
     def drain(self) -> None:
         """Lets running requests end and takes no new ones. Does nothing once that began."""
         with self._lock:
-            if State.DRAINING in _NEXT[self._state]:
-                self._state = State.DRAINING
+            if State.DRAINING not in _NEXT[self._state]:
+                return
+            self._state = State.DRAINING
         self._signal()
 
     def stop(self) -> None:

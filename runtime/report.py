@@ -32,7 +32,7 @@ def set_up_logging() -> None:
 class LoadingReport:
     """Progress of loading: a bar on a terminal, a line now and then elsewhere.
 
-    Owned by the engine thread, which loads.
+    Owned by the engine thread while it loads, then by the main thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -65,6 +65,7 @@ class Route:
         self.refused = True
         if not self._verdict.done():
             self._verdict.set_exception(reason)
+            self._verdict.exception()  # seen, in case that the handler is just being cancelled
 
     def add(self, delta: Delta) -> None:
         self.finished = self.finished or delta.finish is not Finish.NONE

@@ -134,6 +134,7 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
     report = LoadingReport()
 
     def on_ready(facts: ModelFacts) -> None:
+        report.finish()
         show_ready(config, facts, address)
 
     print(f"plait: loading {config.model_name}; {address}/health tells when it is ready",
@@ -148,6 +149,9 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     outcome = server.run()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    report.finish()
     return outcome.exit_code, outcome.all_ended
 
 

@@ -1,15 +1,9 @@
-"""All threads of one server, the rings between them, and the order in which they start and end.
+"""All threads of one server, and the order in which they start and end.
 
 Start: HTTP, so that /health answers; the engine, which loads; then detokenizer and tokenizers;
 READY.
 End:   HTTP (no request is left then), tokenizers, engine, detokenizer: each after those that send
 to it.
-
-Rings, and why no circle of waiting threads can close: the HTTP loop never waits for room. Its
-rings, and that of matched stops to the engine, hold `max_requests` items, as many as can be alive,
-at one item a request. Every other ring leads from the tokenizers over the engine and the
-detokenizer to the HTTP loop, and a thread that waits for room in one waits for a thread further on
-only.
 
 Knows neither what the engine is nor how it is loaded: see loading.py.
 """
@@ -23,29 +17,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from engine.core import EngineStats
-from engine.request import Delta, Request, StepOutput
 from httpd.app import create_app
 from httpd.service import State
 from httpd.settings import HttpSettings
-from runtime.channel import Channel
 from runtime.config import ServerConfig
-from runtime.detokenizer_thread import DetokenizerLoop, DetokenizerRings
-from runtime.engine_thread import EngineLoop, EngineRings, Load, Loaded, Progress
+from runtime.detokenizer_thread import DetokenizerLoop
+from runtime.engine_thread import EngineLoop, Load, Loaded, Progress
 from runtime.http_thread import HttpLoop, hypercorn_config
-from runtime.inbox import Inbox, Wakeup
-from runtime.latest import Latest
+from runtime.inbox import Inbox
 from runtime.lifecycle import Lifecycle
-from runtime.messages import ModelFacts, Submission, Verdict
+from runtime.messages import ModelFacts
 from runtime.monitor import Watchdog, all_stacks
-from runtime.service import ServiceRings, ThreadedService
-from runtime.tokenizer_pool import TokenizerLoop, TokenizerRings
+from runtime.rings import Rings
+from runtime.service import ThreadedService
+from runtime.tokenizer_pool import TokenizerLoop
 from runtime.worker import TICK_S, Worker
 
 log = logging.getLogger(__name__)
 
-_STEPS: Final = 256  # outputs or deltas under way: 1 s of steps at 4 ms each
-_REQUESTS: Final = 1024
 _JOIN_S: Final = 10.0
 _FAILED_HTTP_S: Final = 4.0  # for open streams to get their error event
 _FAILED_JOIN_S: Final = 1.0
@@ -58,69 +47,6 @@ class Outcome:
 
     exit_code: int
     all_ended: bool  # False: a thread still runs, and the process must be ended around it
-
-
-class _Rings:
-    """Every ring and wake-up of a server. Owned by the main thread, which gives the ends away."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        every_request = config.max_requests
-        pool = range(config.tokenizer_threads)
-        self.main, self.http = Wakeup(), Wakeup()
-        self.engine, self.detokenizer = Wakeup(), Wakeup()
-        self.tokenizers = [Wakeup() for _ in pool]
-        self.loaded = Channel[Loaded](1, self.main)
-        self.submissions = [Channel[Submission](every_request, self.tokenizers[k]) for k in pool]
-        self.requests = [Channel[Request](_REQUESTS, self.engine) for _ in pool]
-        self.verdicts = [Channel[Verdict](_REQUESTS, self.http) for _ in pool]
-        self.aborts = Channel[int](every_request, self.engine)
-        self.stops = Channel[int](every_request, self.engine)
-        self.outputs = Channel[StepOutput](_STEPS, self.detokenizer)
-        self.deltas = Channel[tuple[Delta, ...]](_STEPS, self.http)
-        self.stats = Latest[EngineStats]()
-
-    @property
-    def wakeups(self) -> list[Wakeup]:
-        return [self.main, self.http, self.engine, self.detokenizer, *self.tokenizers]
-
-    def of_service(self) -> ServiceRings:
-        return ServiceRings(
-            submissions=tuple(ring.sender for ring in self.submissions),
-            verdicts=tuple(ring.receiver for ring in self.verdicts),
-            deltas=self.deltas.receiver,
-            aborts=self.aborts.sender,
-            stats=self.stats,
-        )
-
-    def of_http(self) -> Inbox:
-        return Inbox(self.http, [self.deltas.receiver, *(ring.receiver for ring in self.verdicts)])
-
-    def of_engine(self) -> EngineRings:
-        return EngineRings(
-            wakeup=self.engine,
-            submissions=tuple(ring.receiver for ring in self.requests),
-            aborts=self.aborts.receiver,
-            stops=self.stops.receiver,
-            outputs=self.outputs.sender,
-            loaded=self.loaded.sender,
-            stats=self.stats,
-        )
-
-    def of_detokenizer(self) -> DetokenizerRings:
-        return DetokenizerRings(
-            wakeup=self.detokenizer,
-            outputs=self.outputs.receiver,
-            stops=self.stops.sender,
-            deltas=self.deltas.sender,
-        )
-
-    def of_tokenizer(self, index: int) -> TokenizerRings:
-        return TokenizerRings(
-            wakeup=self.tokenizers[index],
-            submissions=self.submissions[index].receiver,
-            requests=self.requests[index].sender,
-            verdicts=self.verdicts[index].sender,
-        )
 
 
 class Server:
@@ -144,7 +70,7 @@ class Server:
         self._config = config
         self._on_ready = on_ready
         self._lifecycle = Lifecycle()
-        self._rings = _Rings(config)
+        self._rings = Rings(config)
         for wakeup in self._rings.wakeups:
             self._lifecycle.subscribe(wakeup)
         self._inbox = Inbox(self._rings.main, [self._rings.loaded.receiver])

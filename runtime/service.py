@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServiceRings:
-    """The HTTP loop's ends. Each sender has room for `max_requests` items."""
+    """The HTTP loop's ends. A sender always has room: see rings.py."""
 
     submissions: tuple[Sender[Submission], ...]  # one for each tokenizer thread
     verdicts: tuple[Receiver[Verdict], ...]  # likewise
@@ -156,7 +156,7 @@ class ThreadedService:
 
     @staticmethod
     def _send(sender: Sender[Any], item: object) -> None:
-        """Into a ring that has room for every live request; being full would mean a lost count."""
+        """Into a ring that has room, whatever happens."""
         if not sender.try_push(item):
             raise RuntimeError("a ring that holds every request is full")
 

@@ -19,7 +19,7 @@ from runtime.inbox import LoopInbox
 from runtime.lifecycle import Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.monitor import Watchdog
-from runtime.server import _Rings
+from runtime.rings import Rings
 from runtime.service import ThreadedService
 from runtime.tokenizer_pool import TokenizerLoop
 from runtime.worker import Pulse, Stopped, Worker
@@ -38,7 +38,7 @@ class Threads:
             tokenizer_threads=tokenizers,
         )
         self.lifecycle = Lifecycle()
-        self.rings = _Rings(config)
+        self.rings = Rings(config)
         for wakeup in self.rings.wakeups:
             self.lifecycle.subscribe(wakeup)
         self.engine = FakeEngine()
