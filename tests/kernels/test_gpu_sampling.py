@@ -49,11 +49,10 @@ class Rows:
         u = uniform(self.seed_lo, self.seed_hi, self.position)
         for row in differ:
             assert self.temperature[row] > 0, f"{what}: greedy row {row}"
-            one = slice(row, row + 1)
-            kept = sampling._kept_probabilities(
-                self.logits[one], self.temperature[one], self.top_k[one], self.top_p[one],
-                self.min_p[one],
-            )[0].double()  # fmt: skip
+            kept = sampling.kept_probabilities(
+                self.logits[row], float(self.temperature[row]), int(self.top_k[row]),
+                float(self.top_p[row]), float(self.min_p[row]),
+            ).double()  # fmt: skip
             mass = kept.cumsum(0) / kept.sum()
             low, high = sorted((int(ids[row]), int(expected[row])))
             assert kept[ids[row]] > 0 and float(mass[high] - u[row]) >= -SLACK
