@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import perf  # noqa: F401  (the path)
-from gpu_ops import cuda_ops
+from gpu_ops import cuda_linear, cuda_ops
 from gpu_ops.cuda_decode import DecodeAttention, DecodeTuning, StepState, decode_inputs
 from gpu_ops.cuda_sampling import Sampler
 from perf.bench_kernels import sampling_state
@@ -69,6 +69,9 @@ class Layer:
         caches = (2, pages, PAGE_SIZE, shape.kv_heads, shape.head_dim)
         self.k, self.v = torch.empty(caches, dtype=torch.bfloat16, device="cuda").normal_()
 
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
 
 class Step:
     """One decode step over `batch` rows of a model. Owned by one thread."""
@@ -88,10 +91,9 @@ class Step:
         self.rows = torch.arange(batch, dtype=torch.int32, device=device)
         self.inputs = decode_inputs(batch, device)
         self.shape, self.layers, self.table = shape, layers, table
-        heads = 8 if batch > 16 else 2
         self.attention = DecodeAttention(
             shape.q_heads, shape.kv_heads, shape.head_dim, PAGE_SIZE, batch, device,
-            DecodeTuning(heads, 1 if batch > 16 else 2),
+            DecodeTuning(1, ring_bytes=98_304) if batch <= 16 else DecodeTuning(8),
         )  # fmt: skip
         angles = torch.rand(4096, shape.head_dim // 2, device=device)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
@@ -101,8 +103,7 @@ class Step:
         self.bytes = self._floor_bytes(lengths)
 
     def _floor_bytes(self, lengths: list[int]) -> int:
-        weights = sum(w.nbytes for layer in self.layers for w in (layer.qkv, layer.o))
-        weights += sum(w.nbytes for layer in self.layers for w in (layer.gate_up, layer.down))
+        weights = sum(weight.nbytes for layer in self.layers for weight in layer.weights())
         shape = self.shape
         keys = sum(lengths) * 4 * shape.kv_heads * shape.head_dim * len(self.layers)
         return weights + keys + self.table.nbytes + 4 * len(lengths) * shape.vocabulary
@@ -114,24 +115,43 @@ class Step:
         inputs, layers = self.inputs, self.layers
         self.attention.prepare(self.rows, self.state, inputs)
         residual, x = cuda_ops.embed_rms_norm(inputs.ids, self.table, layers[0].norms[0], EPS)
-        for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            q = cuda_ops.qk_norm_rope_store(
-                F.linear(x, layer.qkv), layer.head_norms[0], layer.head_norms[1], EPS,
-                self.cos_sin, inputs.positions, inputs.slots, layer.k, layer.v,
-            )  # fmt: skip
-            out = self.attention.attend(
-                q, layer.k, layer.v, inputs.kv_lens, self.state.page_table,
-                self.shape.head_dim**-0.5, rows=self.rows,
-            )  # fmt: skip
-            x = F.linear(out.flatten(1), layer.o)
-            x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
-            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
-            norm = layers[0].norms[0] if following is None else following.norms[0]
-            x = cuda_ops.add_rms_norm_(x, residual, norm, EPS)
+        if all(cuda_linear.takes(len(self.rows), w) for w in layers[0].weights()):
+            x = self._few_rows(residual)
+        else:
+            x = self._many_rows(residual, x)
         logits = F.linear(x, self.table)
         self.sampler.sample_into(
             self.ids, logits, self.sampling, inputs.kv_lens, self.rows, self.state.last_token
         )
+
+    def _many_rows(self, residual: Tensor, x: Tensor) -> Tensor:
+        following = [*(layer.norms[0] for layer in self.layers[1:]), self.layers[0].norms[0]]
+        for layer, next_norm in zip(self.layers, following, strict=True):
+            out = self._attend(layer, F.linear(x, layer.qkv))
+            x = F.linear(out, layer.o)
+            x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
+            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
+            x = cuda_ops.add_rms_norm_(x, residual, next_norm, EPS)
+        return x
+
+    def _few_rows(self, residual: Tensor) -> Tensor:
+        for layer in self.layers:
+            qkv = cuda_linear.norm_linear(residual, layer.norms[0], EPS, layer.qkv)
+            cuda_linear.linear_add_(self._attend(layer, qkv), layer.o, residual)
+            x = cuda_linear.norm_linear_silu_mul(residual, layer.norms[1], EPS, layer.gate_up)
+            cuda_linear.linear_add_(x, layer.down, residual)
+        return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
+
+    def _attend(self, layer: Layer, qkv: Tensor) -> Tensor:
+        inputs, scale = self.inputs, self.shape.head_dim**-0.5
+        q = cuda_ops.qk_norm_rope_store(
+            qkv, layer.head_norms[0], layer.head_norms[1], EPS, self.cos_sin, inputs.positions,
+            inputs.slots, layer.k, layer.v,
+        )  # fmt: skip
+        out = self.attention.attend(
+            q, layer.k, layer.v, inputs.kv_lens, self.state.page_table, scale, rows=self.rows
+        )
+        return out.flatten(1)
 
 
 def by_kernel(step: Step, graph: torch.cuda.CUDAGraph) -> list[dict[str, Any]]:
@@ -172,7 +192,7 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.command()
 @click.option("--model", type=click.Choice(list(SHAPES)), default="0.6B")
 @click.option("--context", default=600)
-@click.option("--batch", "batches", multiple=True, default=(256, 128, 1), type=int)
+@click.option("--batch", "batches", multiple=True, default=(256, 128, 32, 8, 1), type=int)
 @click.option("--profile", "profiled", is_flag=True)
 def main(model: str, context: int, batches: tuple[int, ...], profiled: bool) -> None:
     torch.manual_seed(0)

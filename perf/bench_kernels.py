@@ -27,17 +27,16 @@ PAGE_SIZE: Final = 64
 FLOOR_TB_S: Final = 4.1  # PERF.md's roof
 SWEEP: Final = (
     DecodeTuning(8),
-    DecodeTuning(8, min_tiles=4),
-    DecodeTuning(8, small_spans=1, small_permille=100),
+    DecodeTuning(8, small_spans=1, small_permille=50),
     DecodeTuning(8, small_spans=2, small_permille=100),
-    DecodeTuning(8, small_spans=2, small_permille=200),
-    DecodeTuning(8, small_spans=4, small_permille=300),
+    DecodeTuning(8, ring_bytes=150_000),
     DecodeTuning(4),
     DecodeTuning(4, 2),
+    DecodeTuning(2),
     DecodeTuning(2, 2),
-    DecodeTuning(2, 4),
-    DecodeTuning(1, 4),
-    DecodeTuning(1, 4, min_tiles=2),
+    DecodeTuning(1),
+    DecodeTuning(1, ring_bytes=98_304),
+    DecodeTuning(1, 2),
 )
 
 
@@ -56,7 +55,7 @@ def workload_lengths(steps: int) -> list[int]:
 
 def scenarios() -> dict[str, list[int]]:
     """Name: keys of each sequence."""
-    equal = [(256, 600), (128, 600), (32, 600), (1, 600), (256, 1024), (64, 1024), (1, 32768)]
+    equal = [(256, 600), (128, 600), (32, 600), (8, 600), (1, 600), (64, 1024), (1, 32768)]
     named = {f"{batch} x {keys}": [keys] * batch for batch, keys in equal}
     for steps in (70, 400, 800):
         lengths = workload_lengths(steps)
@@ -138,7 +137,7 @@ def label(tuning: DecodeTuning) -> str:
     """The tuning in a few letters: heads, blocks, small spans and their share, least tiles."""
     return (
         f"h{tuning.heads_per_block} b{tuning.blocks_per_multiprocessor} s{tuning.small_spans}"
-        f"/{tuning.small_permille} m{tuning.min_tiles}"
+        f"/{tuning.small_permille} m{tuning.min_tiles} {tuning.ring_bytes >> 10}k"
     )
 
 

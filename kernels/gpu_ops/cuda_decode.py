@@ -15,10 +15,12 @@ from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
 
 Tensor = torch.Tensor
 
-TILE: Final = 16  # keys, as in csrc/decode_attention.cu
+TILE: Final = 16  # keys, as in csrc/plan.cuh
 _SHARED_BYTES: Final = 232_448  # a block's limit on sm_90 and sm_100
 _RING_BYTES_PER_STAGE: Final = 2 * 8 + 32  # two barriers and what the tile is
-_MAX_STAGES: Final = 8
+_MAX_STAGES: Final = 16
+_SEQUENCE_WORDS: Final = 8  # of the plan, as in csrc/plan.cuh
+_SPAN_WORDS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class DecodeTuning:
     small_spans: int = 0  # per block: taken by blocks that finish early
     small_permille: int = 0  # of the tiles that these hold
     min_tiles: int = 1  # per span
+    ring_bytes: int = _SHARED_BYTES  # at most, per multiprocessor: the rest is for the next kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,14 @@ class DecodeAttention:
             return torch.zeros(count, dtype=torch.int32, device=device)
 
         pairs, slots = (group + 1) // 2, 2 * self._spans * kv_heads
-        self._sequence_tile, self._sequence_span = ints(max_sequences + 1), ints(2 * max_sequences)
-        self._span_tile, self._span_sequence = ints(self._spans + 1), ints(self._spans)
+        self._plan_sequences = ints(max_sequences * _SEQUENCE_WORDS)
+        self._plan_spans = ints(self._spans * _SPAN_WORDS)
         self._arrived, self._tickets = ints(max_sequences * kv_heads), ints(2 * self._groups)
         self._parts = torch.empty(slots * pairs * 2 * head_dim, device=device)
         self._sums = torch.empty(slots * pairs * 4, device=device)
         self._max_sequences = max_sequences
         self._just_planned = False  # attention reads the plan before it waits
+        self._planned_rows = False  # the plan knows the sequences' rows
 
     def _set_up_kernel(self) -> None:
         heads = self._tuning.heads_per_block
@@ -112,9 +116,8 @@ class DecodeAttention:
     def _plan_arguments(self) -> tuple[int, ...]:
         tuning = self._tuning
         return (
-            self._window, self._sequence_tile.data_ptr(), self._sequence_span.data_ptr(),
-            self._span_tile.data_ptr(), self._span_sequence.data_ptr(), self._blocks, self._spans,
-            tuning.small_permille, tuning.min_tiles,
+            self._window, self._plan_sequences.data_ptr(), self._plan_spans.data_ptr(),
+            self._blocks, self._spans, tuning.small_permille, tuning.min_tiles,
         )  # fmt: skip
 
     def _plan_shared_bytes(self, sequences: int) -> int:
@@ -125,11 +128,11 @@ class DecodeAttention:
     def plan(self, kv_lens: Tensor) -> None:
         """Shares out sequences of kv_lens [n] int32 keys; `attend` follows until the next plan."""
         n = len(kv_lens)
-        _plan_kernels("plan_decode", "PiiPPPPiiii").launch(
+        _plan_kernels("plan_decode", "PiiPPiiii").launch(
             (1, 1), _plan_threads(n), kv_lens.data_ptr(), n, *self._plan_arguments(),
             shared_bytes=self._plan_shared_bytes(n),
         )  # fmt: skip
-        self._just_planned = True
+        self._just_planned, self._planned_rows = True, False
 
     def prepare(self, rows: Tensor, state: StepState, inputs: DecodeInputs) -> None:
         """Starts a decode step of rows [n] int32, as the step descriptor says, and plans it.
@@ -139,7 +142,7 @@ class DecodeAttention:
         and what reads `inputs` or the plan before its wait: `qk_norm_rope_store`, `attend`.
         """
         n = len(rows)
-        _plan_kernels("prepare_decode", "PiiPPPiiPPPPiPPPPiiii").launch(
+        _plan_kernels("prepare_decode", "PiiPPPiiPPPPiPPiiii").launch(
             (1, 1), _plan_threads(n),
             rows.data_ptr(), n, len(state.lengths) - 1, state.last_token.data_ptr(),
             state.lengths.data_ptr(), state.page_table.data_ptr(), state.page_table.shape[1],
@@ -147,6 +150,7 @@ class DecodeAttention:
             inputs.slots.data_ptr(), inputs.kv_lens.data_ptr(), *self._plan_arguments(),
             shared_bytes=self._plan_shared_bytes(n),
         )  # fmt: skip
+        self._just_planned, self._planned_rows = False, True
 
     def attend(
         self,
@@ -161,9 +165,10 @@ class DecodeAttention:
     ) -> Tensor:
         """[n, hq, d], `out` where given: each sequence's query over its keys, by the last plan.
 
-        q           [n, hq, d] bf16, contiguous; one row of zero keys gives zeros
-        kv_lens     [n] int32, those of the plan
-        page_table  [n, max_pages] int32, or with rows [n] int32 indexed by rows[i]
+        q           [n, hq, d] bf16, contiguous; a sequence of no keys gives zeros
+        kv_lens     [n] int32, those of the plan: not read again
+        page_table  [n, max_pages] int32, or with `rows` [n] int32 indexed by rows[i]; after
+                    `prepare` those of its rows and state
 
         All but each sequence's last key and q was written two or more kernels ago.
         """
@@ -173,12 +178,11 @@ class DecodeAttention:
         self._kernel.launch(
             (self._blocks, self._groups), self._threads,
             q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
-            page_table.data_ptr(), 0 if rows is None else rows.data_ptr(), kv_lens.data_ptr(),
-            self._sequence_tile.data_ptr(), self._sequence_span.data_ptr(),
-            self._span_tile.data_ptr(), self._span_sequence.data_ptr(), self._parts.data_ptr(),
-            self._sums.data_ptr(), self._arrived.data_ptr(), self._tickets.data_ptr(),
-            self._spans, self.kv_heads, page_table.shape[1], self.page_size.bit_length() - 1,
-            self._window, scale,
+            page_table.data_ptr(), 0 if self._planned_rows or rows is None else rows.data_ptr(),
+            self._plan_sequences.data_ptr(), self._plan_spans.data_ptr(),
+            self._parts.data_ptr(), self._sums.data_ptr(), self._arrived.data_ptr(),
+            self._tickets.data_ptr(), self._spans, self.kv_heads, page_table.shape[1],
+            self.page_size.bit_length() - 1, self._window, scale,
             shared_bytes=self._shared_bytes, overlap=not self._just_planned,
         )  # fmt: skip
         self._just_planned = False
@@ -186,10 +190,10 @@ class DecodeAttention:
 
 
 def ring_of(tuning: DecodeTuning, group: int, head_dim: int) -> tuple[int, int]:
-    """(stages, shared bytes) of a block's ring of tiles: as many as fit, at most eight."""
+    """(stages, shared bytes) of a block's ring of tiles: as many as fit, within reason."""
     row = tuning.heads_per_block * head_dim * 2
     stage = 2 * TILE * (row + 16) + row * group + _RING_BYTES_PER_STAGE
-    budget = _SHARED_BYTES // tuning.blocks_per_multiprocessor
+    budget = min(tuning.ring_bytes, _SHARED_BYTES) // tuning.blocks_per_multiprocessor
     if tuning.blocks_per_multiprocessor > 1:
         budget -= 1024  # the system's own, per block
     stages = min(_MAX_STAGES, budget // stage)
@@ -204,8 +208,8 @@ def _check_shape(
         raise ValueError(f"{q_heads} query heads over {kv_heads} key-value heads: at most 8 to 1")
     if head_dim not in (64, 128):
         raise ValueError(f"head_dim is {head_dim}: decode attention takes 64 and 128")
-    if page_size & (page_size - 1):
-        raise ValueError(f"page size is {page_size}: decode attention takes powers of two")
+    if page_size < TILE or page_size & (page_size - 1):
+        raise ValueError(f"page size {page_size} is not a power of two from {TILE} on")
     if kv_heads % tuning.heads_per_block:
         raise ValueError(f"{tuning.heads_per_block} heads a block do not divide {kv_heads}")
 
@@ -217,9 +221,9 @@ def _plan_threads(sequences: int) -> int:
 @functools.cache
 def _attention(heads: int, group: int, head_dim: int, stages: int) -> Kernel:
     macros = {"HEADS": heads, "GROUP": group, "HEAD_DIM": head_dim, "STAGES": stages}
-    return kernel("decode_attention.cu", "decode_attention", "P" * 15 + "iiiiif", macros)
+    return kernel("decode_attention.cu", "decode_attention", "P" * 12 + "iiiiif", macros)
 
 
 @functools.cache
 def _plan_kernels(name: str, parameters: str) -> Kernel:
-    return kernel("prepare.cu", name, parameters, {"TILE": TILE})
+    return kernel("prepare.cu", name, parameters, {})

@@ -12,7 +12,7 @@ from gpu_ops.cuda_ops import element_bytes
 Tensor = torch.Tensor
 
 _THREADS: Final = 256  # as in csrc/sample.cu
-_CHUNK: Final = _THREADS * 16
+_CHUNK: Final = _THREADS * 64
 _MAX_CHUNKS: Final = _THREADS
 _SUM_WORDS: Final = 4
 

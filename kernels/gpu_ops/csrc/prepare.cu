@@ -4,13 +4,11 @@
 // the tiles of all sequences laid end to end, and that line cut into spans, one block's portion each.
 // The first `big` spans share all but `small_permille` of the tiles evenly; the rest, if any, share
 // the remainder: blocks take those as they come free.
-#include "device.cuh"
+#include "plan.cuh"
 
 struct Plan {
-    int* sequence_tile;  // [sequences + 1] first tile of each sequence
-    int2* sequence_span; // [sequences] first and last span that holds tiles of it
-    int* span_tile;      // [spans + 1] first tile of each span; spans without work are last
-    int* span_sequence;  // [spans] sequence of its first tile
+    Sequence* sequences;  // [sequences]
+    Span* spans;          // [spans]; those without work are last
 };
 
 // The tiles before thread t's own; `total` gets all. `scratch` is shared, 33 ints.
@@ -47,14 +45,24 @@ __device__ __forceinline__ int last_at_or_before(const int* starts, int count, i
     return low;
 }
 
+// The first key that a tile holds: whole tiles, so that a tile lies in one page.
+__device__ __forceinline__ int first_key(int kv_len, int window) {
+    return window > 0 ? max(0, kv_len - window) / TILE * TILE : 0;
+}
 __device__ __forceinline__ int tiles_of(int kv_len, int window) {
-    int keys = window > 0 ? min(kv_len, window) : kv_len;
+    int keys = kv_len - first_key(kv_len, window);
     return max(1, (keys + TILE - 1) / TILE);  // an empty sequence too: its result is written as 0
 }
 
-// Shared: dynamic, (sequences + 1) + (spans + 1) ints. kv_lens may be global, written by this block.
-__device__ __forceinline__ void share_out(const int* kv_lens, int sequences, int window, Plan plan,
-                                          int big, int spans, int small_permille, int min_tiles) {
+struct Sharing {
+    int big, spans, small_permille, min_tiles;
+};
+
+// Shared: dynamic, (sequences + 1) + (spans + 1) ints. `kv_lens` may be written by this block. Without
+// `rows` sequence i is row i of the page table, and attention looks for its pages itself.
+__device__ __forceinline__ void share_out(const int* kv_lens, const int* rows, int sequences,
+                                          const int* page_table, int max_pages, int page_shift,
+                                          int window, Plan plan, Sharing sharing) {
     extern __shared__ int starts[];
     __shared__ int scratch[33];
     int* bounds = starts + sequences + 1;
@@ -64,39 +72,53 @@ __device__ __forceinline__ void share_out(const int* kv_lens, int sequences, int
     for (int i = begin; i < end; i++) own += tiles_of(kv_lens[i], window);
     int at = tiles_before(own, scratch, total);
     for (int i = begin; i < end; i++) {
-        starts[i] = plan.sequence_tile[i] = at;
+        starts[i] = at;
         at += tiles_of(kv_lens[i], window);
     }
-    if (threadIdx.x == 0) starts[sequences] = plan.sequence_tile[sequences] = total;
+    if (threadIdx.x == 0) starts[sequences] = total;
 
-    int small = spans - big, small_tiles = (int)((long long)total * small_permille / 1000);
-    if (small_tiles < small * min_tiles) small = small_tiles = 0;
+    int small = sharing.spans - sharing.big;
+    int small_tiles = (int)((long long)total * sharing.small_permille / 1000);
+    if (small_tiles < small * sharing.min_tiles) small = small_tiles = 0;
     int big_tiles = total - small_tiles;
-    int used = max(1, min(big, big_tiles / min_tiles));
-    if (small) used = big;  // spans without work are last: small ones follow only a full set
-    for (int s = threadIdx.x; s <= spans; s += blockDim.x) {
+    int used = max(1, min(sharing.big, big_tiles / sharing.min_tiles));
+    if (small) used = sharing.big;  // small spans follow only a full set of big ones
+    for (int s = threadIdx.x; s <= sharing.spans; s += blockDim.x) {
         int tile = s <= used ? (int)((long long)big_tiles * s / used) : big_tiles;
         if (s > used && small)
             tile = big_tiles + (int)((long long)small_tiles * min(s - used, small) / small);
-        bounds[s] = plan.span_tile[s] = tile;
+        bounds[s] = tile;
     }
     __syncthreads();
     int filled = used + small;
-    for (int s = threadIdx.x; s < filled; s += blockDim.x)
-        plan.span_sequence[s] = last_at_or_before(starts, sequences, bounds[s]);
-    for (int i = threadIdx.x; i < sequences; i += blockDim.x)
-        plan.sequence_span[i] = make_int2(last_at_or_before(bounds, filled, starts[i]),
-                                          last_at_or_before(bounds, filled, starts[i + 1] - 1));
+    for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
+        int kv_len = kv_lens[i];
+        plan.sequences[i] = {starts[i], starts[i + 1], kv_len, rows ? rows[i] : i,
+                             last_at_or_before(bounds, filled, starts[i]),
+                             last_at_or_before(bounds, filled, starts[i + 1] - 1),
+                             first_key(kv_len, window), 0};
+    }
+    __syncthreads();
+    for (int s = threadIdx.x; s < sharing.spans; s += blockDim.x) {
+        Span span = {bounds[s], bounds[s + 1], 0, 0, {}};
+        if (s < filled) {
+            span.sequence = last_at_or_before(starts, sequences, span.begin);
+            span.first = plan.sequences[span.sequence];
+            int key = span.first.first_key + (span.begin - span.first.begin) * TILE;
+            const int* pages = page_table + (size_t)span.first.row * max_pages;
+            span.page = rows ? pages[key >> page_shift] : -1;
+        }
+        plan.spans[s] = span;
+    }
 }
 
 extern "C" __global__ void plan_decode(const int* kv_lens, int sequences, int window,
-                                       int* sequence_tile, int2* sequence_span, int* span_tile,
-                                       int* span_sequence, int big, int spans, int small_permille,
-                                       int min_tiles) {
+                                       Sequence* plan_sequences, Span* plan_spans, int big,
+                                       int spans, int small_permille, int min_tiles) {
     wait_for_previous();
     let_next_start();
-    Plan plan = {sequence_tile, sequence_span, span_tile, span_sequence};
-    share_out(kv_lens, sequences, window, plan, big, spans, small_permille, min_tiles);
+    share_out(kv_lens, nullptr, sequences, nullptr, 0, 0, window, {plan_sequences, plan_spans},
+              {big, spans, small_permille, min_tiles});
 }
 
 // One decode step of rows[n]: a row's last token goes to position lengths[row], which then grows by
@@ -105,9 +127,8 @@ extern "C" __global__ void prepare_decode(const int* rows, int sequences, int du
                                           const int* last_token, int* lengths,
                                           const int* page_table, int max_pages, int page_shift,
                                           int* ids, int* positions, int* slots, int* kv_lens,
-                                          int window, int* sequence_tile, int2* sequence_span,
-                                          int* span_tile, int* span_sequence, int big, int spans,
-                                          int small_permille, int min_tiles) {
+                                          int window, Sequence* plan_sequences, Span* plan_spans,
+                                          int big, int spans, int small_permille, int min_tiles) {
     wait_for_previous();
     let_next_start();
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
@@ -122,6 +143,6 @@ extern "C" __global__ void prepare_decode(const int* rows, int sequences, int du
         if (!padding) lengths[row] = position + 1;
     }
     __syncthreads();
-    Plan plan = {sequence_tile, sequence_span, span_tile, span_sequence};
-    share_out(kv_lens, sequences, window, plan, big, spans, small_permille, min_tiles);
+    share_out(kv_lens, rows, sequences, page_table, max_pages, page_shift, window,
+              {plan_sequences, plan_spans}, {big, spans, small_permille, min_tiles});
 }

@@ -3,29 +3,31 @@
 // One launch. A block reads one chunk of CHUNK logits of one row: its largest logit and the mass
 // beside it. The block that finishes a row's last chunk draws: it finds the chunk in which the
 // running mass passes u times the whole, reads that chunk again, and finds the id. A row with filters
-// first looks for the smallest logit that stays, by bisection over the bits of a float, re-reading
-// the row from L2 each time; other rows do not pay for it.
+// first looks for the smallest logit that stays, by a search over the bits of a float that re-reads
+// the row from L2; other rows do not pay for it.
 //
 // A row's id depends on that row alone: chunks, and the order of every sum, are fixed by the
 // vocabulary's size. `arrived` is 0 between launches.
 #include "device.cuh"
 
 constexpr int THREADS = 256;
-constexpr int GROUPS = 2;  // of eight logits, a thread and chunk
+constexpr int WARPS = THREADS / 32;
+constexpr int GROUPS = 8;  // of eight logits, a thread and chunk
 constexpr int CHUNK = THREADS * GROUPS * 8;
 constexpr int MAX_CHUNKS = THREADS;
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr u32 NONE = 0xffffffffu;
 // A float's order as an unsigned integer; of a bf16 only the upper bits differ.
 constexpr int KEY_SHIFT = ELEMENT_BYTES == 4 ? 0 : 16;
 
-__device__ __forceinline__ u32 key_of(float x) {
+__device__ __forceinline__ u32 order_of(float x) {
     u32 bits = __float_as_uint(x);
-    return (bits & 0x80000000u ? ~bits : bits | 0x80000000u) >> KEY_SHIFT;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-__device__ __forceinline__ float value_of(u32 key) {
-    key <<= KEY_SHIFT;
-    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+__device__ __forceinline__ float of_order(u32 order) {
+    return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
+__device__ __forceinline__ u32 key_of(float x) { return order_of(x) >> KEY_SHIFT; }
 
 // Philox4x32-10 (Salmon et al., SC'11), word 0 of the block at counter (position, 0, 0, 0).
 __device__ __forceinline__ u32 random_word(u32 key0, u32 key1, u32 position) {
@@ -40,31 +42,47 @@ __device__ __forceinline__ u32 random_word(u32 key0, u32 key1, u32 position) {
     return a;
 }
 
-// Reductions over the block: every thread gets the result. They begin with a barrier, so that one
-// scratch serves them all.
-template <class T, class Join>
-__device__ __forceinline__ T over_block(T x, Join join) {
-    __shared__ T scratch[THREADS / 32];
-    for (int step = 16; step; step >>= 1) x = join(x, __shfl_xor_sync(FULL, x, step));
+// --- reductions over the block: every thread gets the result; scratch is free before and after ---
+
+__device__ __forceinline__ float block_largest(float x) {
+    __shared__ u32 scratch[WARPS];
+    u32 order = __reduce_max_sync(FULL, order_of(x));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = order;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++) order = max(order, scratch[w]);
+    return of_order(order);
+}
+
+__device__ __forceinline__ u32 block_least(u32 x) {
+    __shared__ u32 scratch[WARPS];
+    x = __reduce_min_sync(FULL, x);
     __syncthreads();
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    x = scratch[0];
-    for (int w = 1; w < THREADS / 32; w++) x = join(x, scratch[w]);
+    for (int w = 0; w < WARPS; w++) x = min(x, scratch[w]);
     return x;
 }
-struct Sum {
-    template <class T>
-    __device__ T operator()(T a, T b) const { return a + b; }
-};
-struct Largest {
-    template <class T>
-    __device__ T operator()(T a, T b) const { return a > b ? a : b; }
-};
+
+template <int COUNT>
+__device__ __forceinline__ void block_sums(float (&x)[COUNT]) {
+    __shared__ float scratch[WARPS][COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = warp_sum(x[i]);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        for (int i = 0; i < COUNT; i++) scratch[threadIdx.x / 32][i] = x[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = scratch[0][i];
+        for (int w = 1; w < WARPS; w++) x[i] += scratch[w][i];
+    }
+}
 
 // The sum over the threads before this one; `total` gets all.
-__device__ __forceinline__ double before_in_block(double own, double& total) {
-    __shared__ double scratch[THREADS / 32];
+__device__ __forceinline__ double sum_before(double own, double& total) {
+    __shared__ double scratch[WARPS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double up_to = own;
     for (int step = 1; step < 32; step *= 2) {
@@ -76,12 +94,26 @@ __device__ __forceinline__ double before_in_block(double own, double& total) {
     __syncthreads();
     double before = 0.;
     total = 0.;
-    for (int w = 0; w < THREADS / 32; w++) {
+    for (int w = 0; w < WARPS; w++) {
         if (w < warp) before += scratch[w];
         total += scratch[w];
     }
     return before + up_to - own;
 }
+
+// --- a row ----------------------------------------------------------------------------------------
+
+// A thread's logits of one chunk, as they lie in memory: group g is group(g) of the row.
+struct Piece {
+#if ELEMENT_BYTES == 4
+    float4 raw[GROUPS][2];
+#else
+    uint4 raw[GROUPS];
+#endif
+    int first;
+    __device__ int group(int g) const { return first + g * THREADS; }
+    __device__ void get(int g, float (&x)[8]) const { load8((const Element*)(raw + g), 0, x); }
+};
 
 struct Row {
     const Element* logits;
@@ -91,20 +123,29 @@ struct Row {
     u32 least_key;      // of those that stay
     float least_mass;   // min_p
 
-    // Eight logits at 8 * group; -INF past the end.
-    __device__ void read(int group, float (&x)[8]) const {
-        if (aligned && 8 * group + 8 <= size) {
-            load8(logits, group, x);
-            return;
-        }
-        for (int i = 0; i < 8; i++) {
-            x[i] = -INF;
-            if (8 * group + i >= size) continue;
+    // All loads of a piece are in flight together; past the end it holds -INF.
+    __device__ void read(int chunk, Piece& piece) const {
+        piece.first = chunk * (CHUNK / 8) + threadIdx.x;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            int at = 8 * piece.group(g);
+            float x[8];
+            if (aligned && at + 8 <= size) {
+                load8(logits + at, 0, x);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    x[i] = -INF;
+                    if (at + i < size) {
 #if ELEMENT_BYTES == 4
-            x[i] = logits[8 * group + i];
+                        x[i] = logits[at + i];
 #else
-            x[i] = low(logits[8 * group + i]);
+                        x[i] = low(logits[at + i]);
 #endif
+                    }
+                }
+            }
+            store8((Element*)(piece.raw + g), 0, x);
         }
     }
 
@@ -115,90 +156,131 @@ struct Row {
     }
 };
 
-// A chunk's largest logit and the lowest id that has it, and its mass relative to that logit.
-struct ChunkSum {
-    u32 key, id;
+// A chunk's largest logit, the lowest id that has it, and its mass relative to that logit.
+struct __align__(16) ChunkSum {
     float largest, mass;
+    u32 id, unused;
 };
 
 __device__ __forceinline__ ChunkSum sum_chunk(const Row& row, int chunk) {
-    float x[GROUPS][8];
-    u64 best = 0;
-    int group0 = chunk * (CHUNK / 8) + threadIdx.x;
+    Piece piece;
+    row.read(chunk, piece);
+    float largest = -INF;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        row.read(group0 + g * THREADS, x[g]);
+        float x[8];
+        piece.get(g, x);
+#pragma unroll
+        for (int i = 0; i < 8; i++) largest = fmaxf(largest, x[i]);
+    }
+    largest = block_largest(largest);
+    u32 id = NONE;
+    float mass[1] = {0.f};
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        float x[8];
+        piece.get(g, x);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            u32 id = 8 * (group0 + g * THREADS) + i;
-            u64 candidate = (u64)key_of(x[g][i]) << 32 | (0xffffffffu - id);
-            if (id < row.size && candidate > best) best = candidate;
+            if (x[i] == largest) id = min(id, (u32)(8 * piece.group(g) + i));
+            mass[0] += exp2f((x[i] - largest) * row.per_logit);
         }
     }
-    best = over_block(best, Largest());
-    ChunkSum sum = {(u32)(best >> 32), 0xffffffffu - (u32)best, 0.f, 0.f};
-    sum.largest = value_of(sum.key);
-    float mass = 0.f;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) mass += exp2f((x[g][i] - sum.largest) * row.per_logit);
     // A greedy row needs no mass, and a chunk of -INF has none.
-    bool counts = row.per_logit > 0.f && sum.largest > -INF;
-    sum.mass = counts ? over_block(mass, Sum()) : 0.f;
-    return sum;
+    bool counts = row.per_logit > 0.f && largest > -INF;
+    if (counts) block_sums(mass);
+    return {largest, counts ? mass[0] : 0.f, block_least(id), 0};
 }
 
 // The smallest key that stays: the largest t for which k logits, or a mass of `needed`, are >= t.
 // Either condition may be off (k = 0, needed = INF); with too little of both, everything stays.
-__device__ u32 least_key(const Row& row, int k, float needed, float least_logit) {
+// Keys from that of `least_logit` on are searched, three at a time.
+__device__ u32 find_least_key(const Row& row, int chunks, int k, float needed, float least_logit) {
     u32 low = key_of(least_logit), high = key_of(row.largest) + 1;
     while (high - low > 1) {
-        u32 middle = low + (high - low) / 2;
-        int count = 0;
-        float mass = 0.f;
-        for (int group = threadIdx.x; 8 * group < row.size; group += THREADS) {
-            float x[8];
-            row.read(group, x);
+        u32 at[3];
+        float sums[6] = {};  // counts, exact below 2^24, and masses
+        for (int j = 0; j < 3; j++) at[j] = low + max(1u, (u32)((u64)(high - low) * (j + 1) / 4));
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            Piece piece;
+            row.read(chunk, piece);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (key_of(x[i]) >= middle) count++, mass += row.mass(x[i]);
+            for (int g = 0; g < GROUPS; g++) {
+                float x[8];
+                piece.get(g, x);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    u32 key = key_of(x[i]);
+                    float mass = row.mass(x[i]);
+#pragma unroll
+                    for (int j = 0; j < 3; j++)
+                        if (key >= at[j]) sums[j] += 1.f, sums[3 + j] += mass;
+                }
+            }
         }
-        count = over_block(count, Sum());
-        mass = over_block(mass, Sum());
-        if ((k > 0 && count >= k) || mass >= needed) low = middle;
-        else high = middle;
+        block_sums(sums);
+        for (int j = 2; j >= 0; j--) {
+            if ((k > 0 && sums[j] >= (float)k) || sums[3 + j] >= needed) {
+                low = at[j];
+                break;
+            }
+            high = at[j];
+        }
     }
     return low;
+}
+
+// What stays of each chunk, into masses[chunks].
+__device__ void sum_kept(const Row& row, float* masses, int chunks) {
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        Piece piece;
+        row.read(chunk, piece);
+        float stays[1] = {0.f};
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            float x[8];
+            piece.get(g, x);
+#pragma unroll
+            for (int i = 0; i < 8; i++) stays[0] += row.kept_mass(x[i]);
+        }
+        block_sums(stays);
+        if (threadIdx.x == 0) masses[chunk] = stays[0];
+    }
+    __syncthreads();
 }
 
 // The first id, in order, at which the running mass exceeds u times the whole.
 // masses[chunks] is what stays of each chunk, relative to the row's largest logit.
 __device__ u32 draw(const Row& row, const float* masses, int chunks, double u) {
-    __shared__ int chosen, found, last;
+    __shared__ int chosen;
+    __shared__ u32 found, last;
     __shared__ double mass_before;
-    if (threadIdx.x == 0) chosen = 0, found = row.size, last = 0, mass_before = 0.;
+    if (threadIdx.x == 0) chosen = 0, found = NONE, last = 0, mass_before = 0.;
     double own = threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0., total;
-    double before = before_in_block(own, total);
+    double before = sum_before(own, total);
     double target = u * total;
     if (own > 0. && before <= target) atomicMax(&chosen, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x == chosen) mass_before = before;
     __syncthreads();
+    Piece piece;
+    row.read(chosen, piece);
     double passed = mass_before;
+#pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        int group = chosen * (CHUNK / 8) + g * THREADS + threadIdx.x;
         float x[8];
         double mass = 0., whole;
-        row.read(group, x);
+        piece.get(g, x);
+#pragma unroll
         for (int i = 0; i < 8; i++) mass += (double)(x[i] = row.kept_mass(x[i]));
-        double at = passed + before_in_block(mass, whole);
-        for (int i = 0; i < 8; i++) {
-            at += (double)x[i];
-            if (x[i] > 0.f) {
-                atomicMax(&last, 8 * group + i);
-                if (at > target) {
-                    atomicMin(&found, 8 * group + i);
+        double at = passed + sum_before(mass, whole);
+        if (mass > 0.) {
+            u32 id = 8 * piece.group(g);
+            for (int i = 0; i < 8; i++) {
+                at += (double)x[i];
+                if (x[i] > 0.f) atomicMax(&last, id + i);
+                if (x[i] > 0.f && at > target) {
+                    atomicMin(&found, id + i);
                     break;
                 }
             }
@@ -207,7 +289,31 @@ __device__ u32 draw(const Row& row, const float* masses, int chunks, double u) {
     }
     __syncthreads();
     // Sums of a chunk in two orders differ in their last bits: then its last id is the one.
-    return found < row.size ? found : last;
+    return found != NONE ? found : last;
+}
+
+struct Filters {
+    int top_k;
+    float top_p, min_p;
+};
+
+// Sets what of the row stays, and masses[chunks] to it.
+__device__ void filter(Row& row, Filters filters, float* masses, int chunks) {
+    bool by_rank = filters.top_k > 0 && filters.top_k < row.size, by_mass = filters.top_p < 1.f;
+    row.least_mass = filters.min_p;
+    if (by_rank || by_mass) {
+        double whole;
+        sum_before(threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0., whole);
+        // Further down than this lies less than 1 - p of the mass, whatever the logits are; and
+        // 2^-200 of the largest is nothing.
+        float depth = -200.f;
+        if (by_mass && !by_rank)
+            depth = fmaxf(depth, log2f((1.f - filters.top_p) * (float)whole / row.size));
+        row.least_key = find_least_key(row, chunks, by_rank ? filters.top_k : 0,
+                                       by_mass ? filters.top_p * (float)whole : INF,
+                                       row.largest + depth / row.per_logit);
+    }
+    sum_kept(row, masses, chunks);
 }
 
 // logits[n, size], rows `stride` apart -> ids[n], and last_token[rows[n]] where given.
@@ -230,9 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     ChunkSum* row_sums = sums + (size_t)index * chunks;
     ChunkSum sum = sum_chunk(row, blockIdx.x);
     if (threadIdx.x == 0) {
-        __stcg((uint4*)(row_sums + blockIdx.x),
-               make_uint4(sum.key, sum.id, __float_as_uint(sum.largest),
-                          __float_as_uint(sum.mass)));
+        row_sums[blockIdx.x] = sum;
         __threadfence();
         arrivals = atomicAdd(arrived + index, 1);
         if (arrivals == chunks - 1) arrived[index] = 0;
@@ -241,39 +345,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (arrivals < chunks - 1) return;
 
-    uint4 mine = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < chunks) mine = __ldcg((const uint4*)(row_sums + threadIdx.x));
-    u64 best = threadIdx.x < chunks ? (u64)mine.x << 32 | (0xffffffffu - mine.y) : 0;
-    best = over_block(best, Largest());
-    u32 id = 0xffffffffu - (u32)best;
+    float4 mine = make_float4(-INF, 0.f, __uint_as_float(NONE), 0.f);
+    if (threadIdx.x < chunks) mine = __ldcg((const float4*)(row_sums + threadIdx.x));
+    row.largest = block_largest(mine.x);
+    u32 id = block_least(mine.x == row.largest ? __float_as_uint(mine.z) : NONE);
     if (heat > 0.f) {
-        row.largest = value_of((u32)(best >> 32));
-        float mass = threadIdx.x < chunks
-                         ? __uint_as_float(mine.w) * row.mass(__uint_as_float(mine.z)) : 0.f;
-        masses[threadIdx.x] = mass;
-        int k = top_k[state];
-        float p = top_p[state], least = min_p[state];
-        bool by_rank = k > 0 && k < size, by_mass = p < 1.f;
-        if (by_rank || by_mass || least > 0.f) {
-            row.least_mass = least;
-            float whole = (float)over_block((double)mass, Sum());
-            // Ids this far down cannot matter to the nucleus: all of them hold less than 1 - p.
-            float depth = by_mass && !by_rank ? log2f((1.f - p) * whole / size) : -INF;
-            if (by_rank || by_mass)
-                row.least_key = least_key(row, by_rank ? k : 0, by_mass ? p * whole : INF,
-                                          row.largest + fmaxf(depth, -200.f) / row.per_logit);
-            for (int chunk = 0; chunk < chunks; chunk++) {
-                float stays = 0.f;
-                for (int g = 0; g < GROUPS; g++) {
-                    float x[8];
-                    row.read(chunk * (CHUNK / 8) + g * THREADS + threadIdx.x, x);
-                    for (int i = 0; i < 8; i++) stays += row.kept_mass(x[i]);
-                }
-                stays = over_block(stays, Sum());
-                if (threadIdx.x == 0) masses[chunk] = stays;
-            }
-        }
+        masses[threadIdx.x] = mine.y > 0.f ? mine.y * row.mass(mine.x) : 0.f;
+        Filters filters = {top_k[state], top_p[state], min_p[state]};
+        bool any = filters.top_k > 0 || filters.top_p < 1.f || filters.min_p > 0.f;
         __syncthreads();
+        if (any) filter(row, filters, masses, chunks);
         u32 word = random_word(seed_lo[state], seed_hi[state], position[index]);
         id = draw(row, masses, chunks, (double)word / 4294967296.);
     }

@@ -1,0 +1,90 @@
+"""Products of few rows on CUDA, against float64.
+
+Tolerance: operands are bf16 and sums float32, so what remains is one rounding of a normed operand,
+2^-9 of each term and averaging out, and one of the result (two where gate and up are rounded first),
+2^-9 of each: below 0.8 % of the norm.
+"""
+
+import pytest
+import torch
+
+from gpu_ops import cuda_linear
+
+Tensor = torch.Tensor
+pytestmark = pytest.mark.gpu
+
+LIMIT = 8e-3
+EPS = 1e-6
+SIZES = [(1024, 4096), (2048, 1024), (3072, 1024), (576, 960), (32, 16)]  # of x's rows, outputs
+ROWS = [1, 2, 7, 8, 9, 17, 32]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").to(torch.bfloat16)
+
+
+def assert_near(out: Tensor, exact: Tensor, what: str) -> None:
+    error = float((out.double() - exact).norm() / exact.norm())
+    print(f"{what}: {error:.2e} of the norm, limit {LIMIT}")
+    assert error <= LIMIT, what  # NaN fails too
+
+
+def normed(x: Tensor, norm: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("size", "outputs"), SIZES)
+def test_products(rows: int, size: int, outputs: int) -> None:
+    x, norm, weight = 3 * random(rows, size), random(size), random(outputs, size)
+    assert cuda_linear.takes(rows, weight)
+    exact = normed(x, norm) @ weight.double().T
+    assert_near(cuda_linear.norm_linear(x, norm, EPS, weight), exact, "norm_linear")
+    gate, up = exact.chunk(2, dim=-1)
+    out = cuda_linear.norm_linear_silu_mul(x, norm, EPS, weight / size**0.5)
+    gate, up = gate / size**0.5, up / size**0.5
+    assert_near(out, gate * gate.sigmoid() * up, "norm_linear_silu_mul")
+    residual = random(rows, outputs)
+    exact = residual.double() + x.double() @ weight.double().T
+    cuda_linear.linear_add_(x, weight, residual)
+    assert_near(residual, exact, "linear_add_")
+
+
+def test_a_chain_under_graph_capture() -> None:
+    """Each kernel reads what the one before wrote: overlap must not show."""
+    residual, norm = random(5, 1024), random(1024)
+    first, second = random(2048, 1024) / 32, random(1024, 1024) / 32
+    begun = residual.clone()
+
+    def run() -> None:
+        residual.copy_(begun)
+        for _ in range(8):
+            hidden = cuda_linear.norm_linear_silu_mul(residual, norm, EPS, first)
+            cuda_linear.linear_add_(hidden, second, residual)
+
+    run()
+    torch.cuda.synchronize()
+    once = residual.clone()
+    exact = begun.double()
+    for _ in range(8):
+        gate, up = (normed(exact, norm) @ first.double().T).chunk(2, dim=-1)
+        exact = exact + (gate * gate.sigmoid() * up) @ second.double().T
+    error = float((once.double() - exact).norm() / exact.norm())
+    print(f"eight layers: {error:.2e} of the norm")
+    assert error < 8 * LIMIT
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(residual, once)
+
+
+def test_what_it_does_not_take() -> None:
+    weight = random(64, 64)
+    assert not cuda_linear.takes(33, weight) and not cuda_linear.takes(0, weight)
+    assert not cuda_linear.takes(1, random(24, 64)) and not cuda_linear.takes(1, random(64, 40))
+    assert not cuda_linear.takes(1, weight.float())
+    assert not cuda_linear.takes(1, random(16, 12288))
