@@ -5,7 +5,7 @@ A test puts a host in its place (tests/fakes_streams.py), where everything is do
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -48,12 +48,12 @@ class CudaStreams:
     """Streams of one CUDA device. Owned by the engine thread."""
 
     def __init__(self, device: torch.device) -> None:
-        # torch's own classes, which are not typed; the forward stream first where the device must
-        # choose.
-        make: Callable[..., Stream] = torch.cuda.Stream
-        self._event: Callable[[], Event] = torch.cuda.Event
-        self.copy_in, self.copy_out = make(device), make(device)
-        self.forward = make(device, priority=-1)
+        cuda: Any = torch.cuda  # its classes are not typed
+        self._event: Callable[[], Event] = cuda.Event
+        self.copy_in: Stream = cuda.Stream(device)
+        self.copy_out: Stream = cuda.Stream(device)
+        # First where the device must choose.
+        self.forward: Stream = cuda.Stream(device, priority=-1)
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, torch.cuda.Stream)
