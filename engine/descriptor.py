@@ -25,6 +25,7 @@ import numpy as np
 
 from engine.request import Int32Array
 
+INT32_MAX: Final = 2**31 - 1
 VERSION: Final = 1
 HEADER_WORDS: Final = 16
 # Words of the header.
@@ -90,7 +91,8 @@ class StepDescriptor:
         """Writes the block's first `words()` words and returns that part of it."""
         out = block[: self.words()]
         out[:HEADER_WORDS] = 0
-        out[H_VERSION], out[H_STEP], out[H_WORDS] = VERSION, self.step, out.size
+        out[H_VERSION], out[H_WORDS] = VERSION, out.size
+        out[H_STEP] = self.step & INT32_MAX  # 2**31 steps of a small model are a month of serving
         out[H_FLAGS] = SAME_DECODE_ROWS if self.same_decode_rows else 0
         out[H_JOINED], out[H_PAGE_WRITES] = len(self.joined), len(self.page_writes)
         out[H_SEGMENTS], out[H_PREFILL_TOKENS] = len(self.segments), self.prefill_tokens.size

@@ -47,6 +47,11 @@ def test_same_decode_rows_cost_no_words() -> None:
     assert again.words() == d.HEADER_WORDS
 
 
+def test_the_step_number_wraps_where_int32_ends() -> None:
+    step = d.StepDescriptor(step=2**31 + 5, decode_rows=np.zeros(1, np.int32))
+    assert d.decode(step.encode(), step.decode_rows).step == 5
+
+
 def test_a_block_that_is_none_is_refused() -> None:
     block = d.StepDescriptor(step=1, decode_rows=np.arange(3, dtype=np.int32)).encode()
     none = np.empty(0, np.int32)
