@@ -86,7 +86,7 @@ class Scheduler:
                 f"prompt and max_new_tokens are {total} tokens together, "
                 f"more than the context of {self.max_model_len}"
             )
-        if request.id in self._row_of:
+        if request.id in self._row_of or request.id in self.waiting:
             raise ValueError(f"request id {request.id} is in use")
         self.waiting.add(request)
 

@@ -34,6 +34,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._queue
+
     def __iter__(self) -> Iterator[Waiting]:
         return iter(self._queue.values())
 

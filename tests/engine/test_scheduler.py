@@ -182,6 +182,15 @@ def test_what_can_never_fit_is_refused(length: int, new: int, reason: str) -> No
     assert not rig.engine.has_work
 
 
+def test_an_id_that_waits_or_runs_is_refused() -> None:
+    rig = Rig()
+    rig.submit(1, prompt_of(3), 4)
+    for _ in range(2):  # waiting, then running
+        with pytest.raises(ValueError, match="request id 1 is in use"):
+            rig.submit(1, prompt_of(3), 4)
+        rig.step()
+
+
 def test_a_context_larger_than_the_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="the KV pool holds 12"):
         Rig(pages=4, max_model_len=13)
