@@ -17,7 +17,7 @@ class Call:
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    unknown_fields: tuple[str, ...]  # names in the body that were ignored
+    unknown_fields: tuple[str, ...]  # some names in the body that were ignored, as shown
 
     @classmethod
     def of(

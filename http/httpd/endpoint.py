@@ -21,7 +21,7 @@ from httpd.errors import error_body, internal_error, not_ready
 from httpd.events import DONE, EventStream
 from httpd.service import Generation, ModelCard, Rejected, Service, State
 from httpd.settings import HttpSettings
-from httpd.text import json_bytes, json_text, shown
+from httpd.text import json_bytes, json_text
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive, self._settings.body_timeout_s)
         if body is not None:
-            await until_disconnect(receive, self._answer(body, scope, receive, send))
+            answering = self._answer(body, scope, receive, send)
+            del body  # megabytes, perhaps, which would stay for as long as the answer takes
+            await until_disconnect(receive, answering)
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `Rejected` only before the response has begun."""
@@ -62,6 +64,7 @@ class Endpoint:
             raise not_ready(state)
         card = self._service.model()
         call = await self._parse(body, card)
+        del body
         self._log_unknown(call.unknown_fields)
         generation = await self._service.submit(
             call.prompt, call.params, max_tokens_given=call.max_tokens_given
@@ -98,7 +101,6 @@ class Endpoint:
         for name in names:
             if len(self._logged_names) >= MAX_LOGGED_NAMES:
                 return
-            name = shown(name)
             if name not in self._logged_names:
                 self._logged_names.add(name)
                 log.warning("requests name a field that is unknown and ignored: %s", name)

@@ -4,6 +4,7 @@ pydantic checks types and ranges in strict mode: a boolean is no integer, "1" is
 nulls are dropped before, so null always means the default.
 """
 
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
@@ -23,6 +24,8 @@ TOP_P_FLOOR = 1e-6
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 128
+
+MAX_UNKNOWN_NAMES = 16  # of one body, for the log
 
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -199,12 +202,17 @@ def read_fields(kind: type[AnyFields], body: dict[str, Any]) -> AnyFields:
 
 
 def unknown_fields(kind: type[Fields], body: dict[str, Any]) -> tuple[str, ...]:
-    """Names in `body` that mean nothing here."""
-    return tuple(
+    """The first names in `body` that mean nothing here, short and printable.
+
+    Not all: a body has room for 200,000 whose shown part is the same, which nobody is to loop over
+    on the HTTP loop, nor to keep while the request runs.
+    """
+    unknown = (
         name
         for name in body
         if name not in kind.model_fields and name not in IGNORED and name not in NEUTRAL
     )
+    return tuple(shown(name) for name in islice(unknown, MAX_UNKNOWN_NAMES))
 
 
 def _refuse_unsupported(given: dict[str, Any], kind: type[Fields]) -> None:

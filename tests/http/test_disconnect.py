@@ -1,6 +1,7 @@
 """A client that leaves, stalls or dawdles: the generation is given back in every phase."""
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -210,3 +211,26 @@ async def test_draining_ends_with_the_client(service: FakeService) -> None:
     client.leave()
     await ended(client.start())
     assert client.status == 404
+
+
+async def test_the_body_is_not_kept_while_the_answer_is_made(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = asyncio.Event()
+
+    class Body(bytes):
+        def __del__(self) -> None:
+            freed.set()
+
+    async def read(*_: Any) -> bytes:
+        return Body(json.dumps(body(stream=True)).encode())
+
+    monkeypatch.setattr("httpd.endpoint.read_body", read)
+    service.accept.clear()
+    client = client_of(service, stream=True)
+    task = client.start()
+    await service.submitting.wait()
+    assert freed.is_set()
+    service.accept.set()
+    await ended(task)
+    assert client.status == 200

@@ -14,7 +14,7 @@ from httpd.app import create_app
 from httpd.chat import parse_chat
 from httpd.completions import parse_completion
 from httpd.errors import error_body, error_response
-from httpd.fields import IGNORED, NEUTRAL, ChatFields, CompletionFields
+from httpd.fields import IGNORED, NEUTRAL, ChatFields, CompletionFields, unknown_fields
 from httpd.service import Rejected
 from httpd.settings import HttpSettings
 from httpd.strict_json import parse_object
@@ -122,3 +122,10 @@ async def test_large_bodies_are_parsed_beside_the_loop() -> None:
     assert first.status_code == 200
     assert second.status_code == 400 and "-7" in second.json()["error"]["message"]
     assert len(service.submissions) == 1
+
+
+def test_what_is_kept_of_unknown_names_is_little() -> None:
+    body = {f"{'x' * 1000}{i}": 1 for i in range(1000)}
+    names = unknown_fields(ChatFields, body)
+    assert 0 < len(names) <= 100
+    assert max(map(len, names)) < 100
