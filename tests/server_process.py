@@ -117,7 +117,7 @@ def body(text: str, **more: Any) -> dict[str, Any]:
 @contextmanager
 def serving(**settings: Any) -> Iterator[ServerProcess]:
     """A server over a fake engine; see tests.fake_server for `settings`."""
-    with _closing(ServerProcess("tests.fake_server", json.dumps(settings))) as server:
+    with serving_module("tests.fake_server", json.dumps(settings)) as server:
         yield server
 
 
@@ -128,12 +128,14 @@ def serving_model(folder: Path, *flags: str) -> Iterator[ServerProcess]:
     Two threads wait for each other at every operation whenever the tests' machine is busy.
     """
     arguments = ["--model", str(folder), "--port", "0", "--cpu-threads", "1", *flags]
-    with _closing(ServerProcess("runtime.serve", *arguments)) as server:
+    with serving_module("runtime.serve", *arguments) as server:
         yield server
 
 
 @contextmanager
-def _closing(server: ServerProcess) -> Iterator[ServerProcess]:
+def serving_module(module: str, *arguments: str) -> Iterator[ServerProcess]:
+    """`python -m module`, which says what a server says; it is killed where it still runs."""
+    server = ServerProcess(module, *arguments)
     try:
         yield server
     finally:
