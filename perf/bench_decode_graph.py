@@ -17,7 +17,13 @@ import torch.nn.functional as F
 
 import perf  # noqa: F401  (the path)
 from gpu_ops import cuda_linear, cuda_ops
-from gpu_ops.cuda_decode import DecodeAttention, DecodeTuning, StepState, decode_inputs
+from gpu_ops.cuda_decode import (
+    DecodeAttention,
+    DecodeTuning,
+    HeadTransform,
+    StepState,
+    decode_inputs,
+)
 from gpu_ops.cuda_sampling import Sampler
 from perf.bench_kernels import sampling_state
 from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
@@ -143,14 +149,11 @@ class Step:
         return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
 
     def _attend(self, layer: Layer, qkv: Tensor) -> Tensor:
-        inputs, scale = self.inputs, self.shape.head_dim**-0.5
-        q = cuda_ops.qk_norm_rope_store(
-            qkv, layer.head_norms[0], layer.head_norms[1], EPS, self.cos_sin, inputs.positions,
-            inputs.slots, layer.k, layer.v,
+        head = HeadTransform(layer.head_norms[0], layer.head_norms[1], EPS, self.cos_sin)
+        out = self.attention.attend_qkv(
+            qkv, head, layer.k, layer.v, self.inputs.kv_lens, self.state.page_table,
+            self.shape.head_dim**-0.5, rows=self.rows,
         )  # fmt: skip
-        out = self.attention.attend(
-            q, layer.k, layer.v, inputs.kv_lens, self.state.page_table, scale, rows=self.rows
-        )
         return out.flatten(1)
 
 

@@ -27,8 +27,6 @@ PAGE_SIZE: Final = 64
 FLOOR_TB_S: Final = 4.1  # PERF.md's roof
 SWEEP: Final = (
     DecodeTuning(8),
-    DecodeTuning(8, small_spans=1, small_permille=50),
-    DecodeTuning(8, small_spans=2, small_permille=100),
     DecodeTuning(8, ring_bytes=150_000),
     DecodeTuning(4),
     DecodeTuning(4, 2),
@@ -134,10 +132,10 @@ def attention_rows(timer: ColdTimer, sweep: bool) -> Iterator[dict[str, Any]]:
 
 
 def label(tuning: DecodeTuning) -> str:
-    """The tuning in a few letters: heads, blocks, small spans and their share, least tiles."""
+    """The tuning in a few letters: heads, blocks, least tiles, ring."""
     return (
-        f"h{tuning.heads_per_block} b{tuning.blocks_per_multiprocessor} s{tuning.small_spans}"
-        f"/{tuning.small_permille} m{tuning.min_tiles} {tuning.ring_bytes >> 10}k"
+        f"h{tuning.heads_per_block} b{tuning.blocks_per_multiprocessor} m{tuning.min_tiles}"
+        f" {tuning.ring_bytes >> 10}k"
     )
 
 

@@ -17,10 +17,11 @@ Tensor = torch.Tensor
 
 TILE: Final = 16  # keys, as in csrc/plan.cuh
 _SHARED_BYTES: Final = 232_448  # a block's limit on sm_90 and sm_100
-_RING_BYTES_PER_STAGE: Final = 2 * 8 + 32  # two barriers and what the tile is
+_RING_BYTES_PER_STAGE: Final = 2 * 8 + 48  # two barriers and what the tile is
 _MAX_STAGES: Final = 16
 _SEQUENCE_WORDS: Final = 8  # of the plan, as in csrc/plan.cuh
 _SPAN_WORDS: Final = 12
+_STREAMERS: Final = 4  # as in csrc/decode_attention.cu
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,7 @@ class DecodeTuning:
 
     heads_per_block: int  # key-value heads; divides their number
     blocks_per_multiprocessor: int = 1
-    small_spans: int = 0  # per block: taken by blocks that finish early
-    small_permille: int = 0  # of the tiles that these hold
-    min_tiles: int = 1  # per span
+    min_tiles: int = 1  # that a block takes
     ring_bytes: int = _SHARED_BYTES  # at most, per multiprocessor: the rest is for the next kernel
 
 
@@ -57,6 +56,20 @@ class DecodeInputs:
     positions: Tensor
     slots: Tensor
     kv_lens: Tensor  # the new token included: also the index of the token about to be sampled
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """What happens to q and k heads before attention, as in `ops.qk_norm_rope_store`.
+
+    q_weight, k_weight  [d] bf16: RMS norm of each head; both or neither
+    cos_sin             [max_positions, d] float32
+    """
+
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    eps: float
+    cos_sin: Tensor
 
 
 def decode_inputs(max_sequences: int, device: torch.device) -> DecodeInputs:
@@ -89,9 +102,7 @@ class DecodeAttention:
         self.page_size, self._window = page_size, window or 0
         self._tuning, self._groups = tuning, kv_heads // tuning.heads_per_block
         resident = multiprocessors(device) * tuning.blocks_per_multiprocessor
-        self._blocks = max(1, resident // self._groups)
-        self._spans = self._blocks * (1 + tuning.small_spans)
-        self._set_up_kernel()
+        self._spans = max(1, resident // self._groups)  # one per block and group of heads
 
         def ints(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)
@@ -99,26 +110,16 @@ class DecodeAttention:
         pairs, slots = (group + 1) // 2, 2 * self._spans * kv_heads
         self._plan_sequences = ints(max_sequences * _SEQUENCE_WORDS)
         self._plan_spans = ints(self._spans * _SPAN_WORDS)
-        self._arrived, self._tickets = ints(max_sequences * kv_heads), ints(2 * self._groups)
+        self._arrived = ints(max_sequences * kv_heads)
         self._parts = torch.empty(slots * pairs * 2 * head_dim, device=device)
         self._sums = torch.empty(slots * pairs * 4, device=device)
         self._max_sequences = max_sequences
         self._just_planned = False  # attention reads the plan before it waits
         self._planned_rows = False  # the plan knows the sequences' rows
 
-    def _set_up_kernel(self) -> None:
-        heads = self._tuning.heads_per_block
-        stages, self._shared_bytes = ring_of(self._tuning, self.group, self.head_dim)
-        self._threads = (heads + 1) * 32
-        run = _attention(heads, self.group, self.head_dim, stages)
-        self._kernel = run.allow_shared(self._shared_bytes)
-
     def _plan_arguments(self) -> tuple[int, ...]:
-        tuning = self._tuning
-        return (
-            self._window, self._plan_sequences.data_ptr(), self._plan_spans.data_ptr(),
-            self._blocks, self._spans, tuning.small_permille, tuning.min_tiles,
-        )  # fmt: skip
+        plan = self._plan_sequences.data_ptr(), self._plan_spans.data_ptr()
+        return self._window, *plan, self._spans, self._tuning.min_tiles
 
     def _plan_shared_bytes(self, sequences: int) -> int:
         if sequences > self._max_sequences:
@@ -128,7 +129,7 @@ class DecodeAttention:
     def plan(self, kv_lens: Tensor) -> None:
         """Shares out sequences of kv_lens [n] int32 keys; `attend` follows until the next plan."""
         n = len(kv_lens)
-        _plan_kernels("plan_decode", "PiiPPiiii").launch(
+        _plan_kernels("plan_decode", "PiiPPii").launch(
             (1, 1), _plan_threads(n), kv_lens.data_ptr(), n, *self._plan_arguments(),
             shared_bytes=self._plan_shared_bytes(n),
         )  # fmt: skip
@@ -142,7 +143,7 @@ class DecodeAttention:
         and what reads `inputs` or the plan before its wait: `qk_norm_rope_store`, `attend`.
         """
         n = len(rows)
-        _plan_kernels("prepare_decode", "PiiPPPiiPPPPiPPiiii").launch(
+        _plan_kernels("prepare_decode", "PiiPPPiiPPPPiPPii").launch(
             (1, 1), _plan_threads(n),
             rows.data_ptr(), n, len(state.lengths) - 1, state.last_token.data_ptr(),
             state.lengths.data_ptr(), state.page_table.data_ptr(), state.page_table.shape[1],
@@ -172,27 +173,78 @@ class DecodeAttention:
 
         All but each sequence's last key and q was written two or more kernels ago.
         """
+        out = torch.empty_like(q) if out is None else out
+        self._launch(q, None, k_cache, v_cache, page_table, scale, rows, out)
+        return out
+
+    def attend_qkv(
+        self,
+        qkv: Tensor,
+        head: HeadTransform,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        rows: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """`qk_norm_rope_store` and `attend` in one: [n, hq, d], and the new keys and values stored.
+
+        qkv  [n, (hq + 2 hkv) * d] bf16, contiguous
+
+        A sequence's newest token is at position kv_len - 1; at least one key each. The rest is as
+        in `attend`.
+        """
+        if out is None:
+            shape = (len(qkv), self.group * self.kv_heads, self.head_dim)
+            out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+        self._launch(qkv, head, k_cache, v_cache, page_table, scale, rows, out)
+        return out
+
+    def _launch(
+        self,
+        q: Tensor,
+        head: HeadTransform | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        scale: float,
+        rows: Tensor | None,
+        out: Tensor,
+    ) -> None:
         if q.dtype != torch.bfloat16:
             raise TypeError(f"decode attention takes bfloat16, not {q.dtype}")
-        out = torch.empty_like(q) if out is None else out
-        self._kernel.launch(
-            (self._blocks, self._groups), self._threads,
-            q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
-            page_table.data_ptr(), 0 if self._planned_rows or rows is None else rows.data_ptr(),
-            self._plan_sequences.data_ptr(), self._plan_spans.data_ptr(),
-            self._parts.data_ptr(), self._sums.data_ptr(), self._arrived.data_ptr(),
-            self._tickets.data_ptr(), self._spans, self.kv_heads, page_table.shape[1],
+        fused = 0 if head is None else 1 if head.q_weight is None else 2
+        heads = self._tuning.heads_per_block
+        stages, shared_bytes = ring_of(self._tuning, self.group, self.head_dim)
+        run = _attention(heads, self.group, self.head_dim, stages, fused, shared_bytes)
+        run.launch(
+            (self._spans, self._groups), (heads + _STREAMERS) * 32,
+            q.data_ptr(), *_head_pointers(head), k_cache.data_ptr(), v_cache.data_ptr(),
+            out.data_ptr(), page_table.data_ptr(),
+            0 if self._planned_rows or rows is None else rows.data_ptr(),
+            self._plan_sequences.data_ptr(), self._plan_spans.data_ptr(), self._parts.data_ptr(),
+            self._sums.data_ptr(), self._arrived.data_ptr(), self.kv_heads, page_table.shape[1],
             self.page_size.bit_length() - 1, self._window, scale,
-            shared_bytes=self._shared_bytes, overlap=not self._just_planned,
+            0.0 if head is None else head.eps,
+            shared_bytes=shared_bytes, overlap=not self._just_planned,
         )  # fmt: skip
         self._just_planned = False
-        return out
+
+
+def _head_pointers(head: HeadTransform | None) -> tuple[int, int, int]:
+    if head is None:
+        return 0, 0, 0
+    if head.q_weight is None or head.k_weight is None:
+        return 0, 0, head.cos_sin.data_ptr()
+    return head.q_weight.data_ptr(), head.k_weight.data_ptr(), head.cos_sin.data_ptr()
 
 
 def ring_of(tuning: DecodeTuning, group: int, head_dim: int) -> tuple[int, int]:
     """(stages, shared bytes) of a block's ring of tiles: as many as fit, within reason."""
     row = tuning.heads_per_block * head_dim * 2
-    stage = 2 * TILE * (row + 16) + row * group + _RING_BYTES_PER_STAGE
+    stage = 2 * TILE * (row + 16) + row * group + head_dim * 4 + _RING_BYTES_PER_STAGE
     budget = min(tuning.ring_bytes, _SHARED_BYTES) // tuning.blocks_per_multiprocessor
     if tuning.blocks_per_multiprocessor > 1:
         budget -= 1024  # the system's own, per block
@@ -219,9 +271,18 @@ def _plan_threads(sequences: int) -> int:
 
 
 @functools.cache
-def _attention(heads: int, group: int, head_dim: int, stages: int) -> Kernel:
-    macros = {"HEADS": heads, "GROUP": group, "HEAD_DIM": head_dim, "STAGES": stages}
-    return kernel("decode_attention.cu", "decode_attention", "P" * 12 + "iiiiif", macros)
+def _attention(
+    heads: int, group: int, head_dim: int, stages: int, fused: int, shared_bytes: int
+) -> Kernel:
+    macros = {
+        "HEADS": heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "STAGES": stages,
+        "FUSED": fused,
+    }
+    run = kernel("decode_attention.cu", "decode_attention", "P" * 14 + "iiiiff", macros)
+    return run.allow_shared(shared_bytes)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Products of few rows on CUDA, against float64.
 
 Tolerance: operands are bf16 and sums float32, so what remains is one rounding of a normed operand,
-2^-9 of each term and averaging out, and one of the result (two where gate and up are rounded first),
+2^-9 of each term and averaging out, and one of the result, or two where gate and up are rounded,
 2^-9 of each: below 0.8 % of the norm.
 """
 

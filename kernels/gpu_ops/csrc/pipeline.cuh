@@ -30,6 +30,10 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
         "r"(parity)
         : "memory");
 }
+// Ordinary stores to shared memory come before the bulk copies that later overwrite them.
+__device__ __forceinline__ void order_before_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 // Keys and values are read once a step: they should not push weights and activations out of L2.
 __device__ __forceinline__ u64 read_once() {
     u64 policy;

@@ -1,9 +1,7 @@
 // What a decode step derives from its rows' state, and how attention's work is shared out.
 //
 // One block. Both kernels end in `share_out`: each sequence's keys are cut into tiles of TILE tokens,
-// the tiles of all sequences laid end to end, and that line cut into spans, one block's portion each.
-// The first `big` spans share all but `small_permille` of the tiles evenly; the rest, if any, share
-// the remainder: blocks take those as they come free.
+// the tiles of all sequences laid end to end, and that line cut into equal spans, one block's each.
 #include "plan.cuh"
 
 struct Plan {
@@ -54,15 +52,11 @@ __device__ __forceinline__ int tiles_of(int kv_len, int window) {
     return max(1, (keys + TILE - 1) / TILE);  // an empty sequence too: its result is written as 0
 }
 
-struct Sharing {
-    int big, spans, small_permille, min_tiles;
-};
-
 // Shared: dynamic, (sequences + 1) + (spans + 1) ints. `kv_lens` may be written by this block. Without
 // `rows` sequence i is row i of the page table, and attention looks for its pages itself.
 __device__ __forceinline__ void share_out(const int* kv_lens, const int* rows, int sequences,
                                           const int* page_table, int max_pages, int page_shift,
-                                          int window, Plan plan, Sharing sharing) {
+                                          int window, Plan plan, int spans, int min_tiles) {
     extern __shared__ int starts[];
     __shared__ int scratch[33];
     int* bounds = starts + sequences + 1;
@@ -77,20 +71,10 @@ __device__ __forceinline__ void share_out(const int* kv_lens, const int* rows, i
     }
     if (threadIdx.x == 0) starts[sequences] = total;
 
-    int small = sharing.spans - sharing.big;
-    int small_tiles = (int)((long long)total * sharing.small_permille / 1000);
-    if (small_tiles < small * sharing.min_tiles) small = small_tiles = 0;
-    int big_tiles = total - small_tiles;
-    int used = max(1, min(sharing.big, big_tiles / sharing.min_tiles));
-    if (small) used = sharing.big;  // small spans follow only a full set of big ones
-    for (int s = threadIdx.x; s <= sharing.spans; s += blockDim.x) {
-        int tile = s <= used ? (int)((long long)big_tiles * s / used) : big_tiles;
-        if (s > used && small)
-            tile = big_tiles + (int)((long long)small_tiles * min(s - used, small) / small);
-        bounds[s] = tile;
-    }
+    int filled = max(1, min(spans, total / min_tiles));  // spans with work
+    for (int s = threadIdx.x; s <= spans; s += blockDim.x)
+        bounds[s] = (int)((long long)total * min(s, filled) / filled);
     __syncthreads();
-    int filled = used + small;
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
         int kv_len = kv_lens[i];
         plan.sequences[i] = {starts[i], starts[i + 1], kv_len, rows ? rows[i] : i,
@@ -99,7 +83,7 @@ __device__ __forceinline__ void share_out(const int* kv_lens, const int* rows, i
                              first_key(kv_len, window), 0};
     }
     __syncthreads();
-    for (int s = threadIdx.x; s < sharing.spans; s += blockDim.x) {
+    for (int s = threadIdx.x; s < spans; s += blockDim.x) {
         Span span = {bounds[s], bounds[s + 1], 0, 0, {}};
         if (s < filled) {
             span.sequence = last_at_or_before(starts, sequences, span.begin);
@@ -113,12 +97,12 @@ __device__ __forceinline__ void share_out(const int* kv_lens, const int* rows, i
 }
 
 extern "C" __global__ void plan_decode(const int* kv_lens, int sequences, int window,
-                                       Sequence* plan_sequences, Span* plan_spans, int big,
-                                       int spans, int small_permille, int min_tiles) {
+                                       Sequence* plan_sequences, Span* plan_spans, int spans,
+                                       int min_tiles) {
     wait_for_previous();
     let_next_start();
     share_out(kv_lens, nullptr, sequences, nullptr, 0, 0, window, {plan_sequences, plan_spans},
-              {big, spans, small_permille, min_tiles});
+              spans, min_tiles);
 }
 
 // One decode step of rows[n]: a row's last token goes to position lengths[row], which then grows by
@@ -128,7 +112,7 @@ extern "C" __global__ void prepare_decode(const int* rows, int sequences, int du
                                           const int* page_table, int max_pages, int page_shift,
                                           int* ids, int* positions, int* slots, int* kv_lens,
                                           int window, Sequence* plan_sequences, Span* plan_spans,
-                                          int big, int spans, int small_permille, int min_tiles) {
+                                          int spans, int min_tiles) {
     wait_for_previous();
     let_next_start();
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
@@ -144,5 +128,5 @@ extern "C" __global__ void prepare_decode(const int* rows, int sequences, int du
     }
     __syncthreads();
     share_out(kv_lens, rows, sequences, page_table, max_pages, page_shift, window,
-              {plan_sequences, plan_spans}, {big, spans, small_permille, min_tiles});
+              {plan_sequences, plan_spans}, spans, min_tiles);
 }

@@ -103,7 +103,8 @@ __device__ __forceinline__ double sum_before(double own, double& total) {
 
 // --- a row ----------------------------------------------------------------------------------------
 
-// A thread's logits of one chunk, as they lie in memory: group g is group(g) of the row.
+// A thread's logits of one chunk, as they lie in memory: group g is group(g) of the row. A warp's lie
+// together, so that lanes, then g, then warps are the order of ids.
 struct Piece {
 #if ELEMENT_BYTES == 4
     float4 raw[GROUPS][2];
@@ -111,7 +112,7 @@ struct Piece {
     uint4 raw[GROUPS];
 #endif
     int first;
-    __device__ int group(int g) const { return first + g * THREADS; }
+    __device__ int group(int g) const { return first + g * 32; }
     __device__ void get(int g, float (&x)[8]) const { load8((const Element*)(raw + g), 0, x); }
 };
 
@@ -125,7 +126,7 @@ struct Row {
 
     // All loads of a piece are in flight together; past the end it holds -INF.
     __device__ void read(int chunk, Piece& piece) const {
-        piece.first = chunk * (CHUNK / 8) + threadIdx.x;
+        piece.first = chunk * (CHUNK / 8) + threadIdx.x / 32 * (GROUPS * 32) + threadIdx.x % 32;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             int at = 8 * piece.group(g);
@@ -165,31 +166,39 @@ struct __align__(16) ChunkSum {
 __device__ __forceinline__ ChunkSum sum_chunk(const Row& row, int chunk) {
     Piece piece;
     row.read(chunk, piece);
-    float largest = -INF;
+    float own = -INF;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         float x[8];
         piece.get(g, x);
 #pragma unroll
-        for (int i = 0; i < 8; i++) largest = fmaxf(largest, x[i]);
+        for (int i = 0; i < 8; i++) own = fmaxf(own, x[i]);
     }
-    largest = block_largest(largest);
+    float largest = block_largest(own);
     u32 id = NONE;
+    if (own == largest) {
+#pragma unroll
+        for (int g = GROUPS - 1; g >= 0; g--) {
+            float x[8];
+            piece.get(g, x);
+#pragma unroll
+            for (int i = 7; i >= 0; i--)
+                if (x[i] == largest) id = 8 * piece.group(g) + i;
+        }
+    }
+    id = block_least(id);
+    // A greedy row needs no mass, and a chunk of -INF has none.
+    if (row.per_logit == 0.f || largest == -INF) return {largest, 0.f, id, 0};
     float mass[1] = {0.f};
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         float x[8];
         piece.get(g, x);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (x[i] == largest) id = min(id, (u32)(8 * piece.group(g) + i));
-            mass[0] += exp2f((x[i] - largest) * row.per_logit);
-        }
+        for (int i = 0; i < 8; i++) mass[0] += exp2f((x[i] - largest) * row.per_logit);
     }
-    // A greedy row needs no mass, and a chunk of -INF has none.
-    bool counts = row.per_logit > 0.f && largest > -INF;
-    if (counts) block_sums(mass);
-    return {largest, counts ? mass[0] : 0.f, block_least(id), 0};
+    block_sums(mass);
+    return {largest, mass[0], id, 0};
 }
 
 // The smallest key that stays: the largest t for which k logits, or a mass of `needed`, are >= t.
@@ -249,47 +258,79 @@ __device__ void sum_kept(const Row& row, float* masses, int chunks) {
     __syncthreads();
 }
 
-// The first id, in order, at which the running mass exceeds u times the whole.
-// masses[chunks] is what stays of each chunk, relative to the row's largest logit.
-__device__ u32 draw(const Row& row, const float* masses, int chunks, double u) {
-    __shared__ int chosen;
-    __shared__ u32 found, last;
-    __shared__ double mass_before;
-    if (threadIdx.x == 0) chosen = 0, found = NONE, last = 0, mass_before = 0.;
-    double own = threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0., total;
-    double before = sum_before(own, total);
-    double target = u * total;
-    if (own > 0. && before <= target) atomicMax(&chosen, (int)threadIdx.x);
-    __syncthreads();
-    if (threadIdx.x == chosen) mass_before = before;
-    __syncthreads();
-    Piece piece;
-    row.read(chosen, piece);
-    double passed = mass_before;
+// In the warp that has it: the first id at which the mass, `passed` before this warp, exceeds `target`;
+// or, should sums in another order fall short of it, the last id that stays.
+__device__ u32 find_in_warp(const Row& row, const Piece& piece, double passed, double target) {
+    int lane = threadIdx.x % 32;
+    u32 found = NONE, last = 0;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         float x[8];
-        double mass = 0., whole;
         piece.get(g, x);
+        float own = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) mass += (double)(x[i] = row.kept_mass(x[i]));
-        double at = passed + sum_before(mass, whole);
-        if (mass > 0.) {
-            u32 id = 8 * piece.group(g);
+        for (int i = 0; i < 8; i++) {
+            x[i] = row.kept_mass(x[i]);
+            own += x[i];
+            if (x[i] > 0.f) last = 8 * piece.group(g) + i;
+        }
+        float up_to = own;
+        for (int step = 1; step < 32; step *= 2) {
+            float left = __shfl_up_sync(FULL, up_to, step);
+            if (lane >= step) up_to += left;
+        }
+        float left = (float)(target - passed) - (up_to - own);  // to the target, from this lane on
+        if (found == NONE && own > left) {
+#pragma unroll
             for (int i = 0; i < 8; i++) {
-                at += (double)x[i];
-                if (x[i] > 0.f) atomicMax(&last, id + i);
-                if (x[i] > 0.f && at > target) {
-                    atomicMin(&found, id + i);
-                    break;
-                }
+                left -= x[i];
+                if (found == NONE && x[i] > 0.f && left < 0.f) found = 8 * piece.group(g) + i;
             }
         }
-        passed += whole;
+        passed += (double)__shfl_sync(FULL, up_to, 31);
+    }
+    found = __reduce_min_sync(FULL, found);
+    last = __reduce_max_sync(FULL, last);
+    return found != NONE ? found : last;
+}
+
+// The first id, in order, at which the running mass exceeds u times the whole.
+// masses[chunks] is what stays of each chunk, relative to the row's largest logit.
+__device__ u32 draw(const Row& row, const float* masses, int chunks, double u) {
+    __shared__ int chunk, chosen_warp;
+    __shared__ u32 found;
+    __shared__ double before_chunk;
+    if (threadIdx.x == 0) chunk = chosen_warp = 0, before_chunk = 0.;
+    double own = threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0., total;
+    double before = sum_before(own, total);
+    double target = u * total;
+    if (own > 0. && before <= target) atomicMax(&chunk, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x == chunk) before_chunk = before;
+    Piece piece;
+    row.read(chunk, piece);
+    float own_piece = 0.f;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        float x[8];
+        piece.get(g, x);
+#pragma unroll
+        for (int i = 0; i < 8; i++) own_piece += row.kept_mass(x[i]);
+    }
+    own = own_piece;
+    before = sum_before(own, total);
+    __syncthreads();
+    before += before_chunk;
+    if (own > 0. && before <= target) atomicMax(&chosen_warp, (int)threadIdx.x / 32);
+    // Of the warp's first lane: the mass before the warp.
+    before = __shfl_sync(FULL, before, 0);
+    __syncthreads();
+    if (threadIdx.x / 32 == chosen_warp) {
+        u32 id = find_in_warp(row, piece, before, target);
+        if (threadIdx.x % 32 == 0) found = id;
     }
     __syncthreads();
-    // Sums of a chunk in two orders differ in their last bits: then its last id is the one.
-    return found != NONE ? found : last;
+    return found;
 }
 
 struct Filters {
@@ -319,7 +360,7 @@ __device__ void filter(Row& row, Filters filters, float* masses, int chunks) {
 // logits[n, size], rows `stride` apart -> ids[n], and last_token[rows[n]] where given.
 // Parameters are per row of logits, or, with `rows`, at rows[n]; position is per row of logits.
 // sums [n, chunks], grid (chunks, n).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 4 ? 2 : 3)
     sample(const Element* logits, const int* rows, const float* temperature, const int* top_k,
            const float* top_p, const float* min_p, const int* seed_lo, const int* seed_hi,
            const int* position, int* ids, int* last_token, ChunkSum* sums, int* arrived, int size,
