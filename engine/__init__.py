@@ -9,6 +9,7 @@ row = a running request's index in every per-request array; slot = a token's pla
 (page × page_size + offset); fence = the last launched step that still names a row or a page.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,3 +18,8 @@ from pathlib import Path
 _root = Path(__file__).resolve().parent.parent
 if (_root / "pyproject.toml").is_file() and str(_root / "kernels") not in sys.path:
     sys.path.insert(0, str(_root / "kernels"))
+
+# torch's CPU threads spin at every barrier by default. Where another thread wants their core (our
+# own HTTP and text threads do), each barrier then lasts a time slice: a decode step took 615 ms
+# instead of 82 ms beside one busy process on 2 cores. OpenMP reads this once, when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
