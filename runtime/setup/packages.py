@@ -114,6 +114,8 @@ def _fill(shop: Workshop, environment: Environment) -> None:
     # An interrupted pip leaves packages that look installed: unpacking always starts afresh.
     command = [environment.interpreter.executable, "-m", "venv", "--clear", str(environment.folder)]
     shop.run(f"Creating {environment.folder}", command, log="packages")
+    pip = ["install", "--no-deps", "--require-hashes", "-r", str(LOCKS / "pip.txt")]
+    _pip(shop, environment, "Updating pip (2 MB)", pip)
     _install(shop, environment, read_lock((LOCKS / "runtime.txt").read_text()), "runtime")
     shop.run(
         "Trying the packages",
