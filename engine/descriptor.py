@@ -56,8 +56,8 @@ def _no_words(columns: int) -> Int32Array:
 class StepDescriptor:
     """One step's changes and work, as arrays.
 
-    joined          [n, 8] int32: row, then float32 bits of temperature, top_k, float32 bits of top_p
-                    and min_p, the seed's low and high words, 0
+    joined          [n, 8] int32: row, then float32 bits of temperature, top_k, float32 bits of
+                    top_p and min_p, the seed's low and high words, 0
     page_writes     [n, 3] int32: row, index in its page table, page
     segments        [n, 4] int32: row, start, count, samples (0 or 1)
     prefill_tokens  [sum of counts] int32, in the segments' order

@@ -11,8 +11,8 @@ RETRACTION: Final = 0.3  # what one retraction adds: the forecast was too low
 class OutputForecast:
     """A moving average of output length over allowance. Owned by the engine thread.
 
-    Admission reserves this share of everyone's remaining allowance, so that memory is used well where
-    most requests end early, and retractions stay rare where they do not.
+    Admission reserves this share of everyone's remaining allowance, so that memory is used well
+    where most requests end early, and retractions stay rare where they do not.
     """
 
     def __init__(self) -> None:

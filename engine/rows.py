@@ -5,8 +5,8 @@ Knows neither pages' owners nor the order of work: that is the scheduler's.
 Lengths of a row, all in tokens
   [0, valid)       computed by a completed step: may become a prefix of others
   [0, cached)      computed once every launched step is done
-  cached + 1       tokens that exist on the device once the prompt is computed: a decode step takes the
-                   last one as its input
+  cached + 1       tokens that exist on the device once the prompt is computed: a decode step takes
+                   the last one as its input
   limit            prompt + max_new_tokens: no position from here on is ever computed
 Pages of a row
   [0, shared)      belong to the prefix cache; the row's lock keeps them

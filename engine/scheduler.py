@@ -1,8 +1,8 @@
 """Which requests run in the next step, and what a finished step means for them.
 
-`plan` takes a snapshot and moves the rows on as if its step had run; `commit` takes the tokens of one
-such step, in launch order. Between the two, any number of later steps may be planned. Knows no torch,
-no text and no clock.
+`plan` takes a snapshot and moves the rows on as if its step had run; `commit` takes the tokens of
+one such step, in launch order. Between the two, any number of later steps may be planned. Knows no
+torch, no text and no clock.
 
 Rules
 - Only admitted rows are in a plan; a row is admitted with the pages of its whole prompt.
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.descriptor import JOINED_WORDS
-from engine.plan import Draft, StepPlan, page_writes
 from engine.fence import Fence, Held
 from engine.forecast import OutputForecast
 from engine.pages import PagePool
+from engine.plan import Draft, StepPlan, page_writes
 from engine.prefix_cache import Match, PrefixCache
 from engine.request import Finish, Int32Array, Request, Started, StepOutput
 from engine.rows import Rows, RowState
@@ -224,7 +224,7 @@ class Scheduler:
     # Admission
 
     def _try_admit(self, waiting: Waiting, draft: Draft) -> int | None:
-        """Gives the request a row and the pages of its prompt, if that leaves enough for the others."""
+        """Gives the request a row and its prompt's pages, if that leaves enough for the others."""
         match = self.cache.match(waiting.request.namespace, waiting.token_ids[:-1])
         needed = -(-len(waiting.token_ids) // self.page_size) - len(match.pages)
         reserve = self._reserved_pages(waiting)
@@ -353,8 +353,9 @@ class Scheduler:
     def _share(self, row: int) -> None:
         """Hands the row's computed whole pages to the cache.
 
-        Pages that the cache already had for the same tokens replace the row's own, in its page table
-        here and, with the next descriptor, on the device; the duplicates are free after the fence.
+        Pages that the cache already had for the same tokens replace the row's own, in its page
+        table here and, with the next descriptor, on the device; the duplicates are free after the
+        fence.
         """
         rows = self.rows
         request, node = rows.requests[row], rows.nodes[row]
@@ -440,7 +441,7 @@ class Scheduler:
     # Proof
 
     def check_integrity(self) -> None:
-        """Asserts that every page has exactly one owner and every row one state. Walks everything."""
+        """Asserts that every page has one owner and every row one state. Walks everything."""
         rows = self.rows
         self.pool.check_integrity()
         self.cache.check_integrity()
