@@ -11,7 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from engine.model_config import ModelConfig
-from gpu_ops.cuda_decode import DecodeAttention, DecodeInputs, DecodeTuning, StepState
+from gpu_ops.batch import FusedAttentionPlan
+from gpu_ops.cuda_decode import (
+    TILE,
+    DecodeAttention,
+    DecodeInputs,
+    DecodeTuning,
+    HeadTransform,
+    StepState,
+)
 from gpu_ops.plain_decode import PlainDecodeAttention
 from gpu_ops.row_state import gather_tokens
 
@@ -57,6 +65,32 @@ class DecodePlan:
             q, k_cache, v_cache, self.inputs.kv_lens, self.state.page_table, scale, rows=self.rows
         )
 
+    @property
+    def fused(self) -> FusedAttentionPlan | None:
+        """The plan where its backend also norms, rotates and stores."""
+        whole = all(isinstance(part, DecodeAttention) for part in self.by_window.values())
+        return self if whole else None
+
+    def attend_qkv(
+        self,
+        qkv: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """As `ops.rope_attention`; for `fused` plans."""
+        backend = self.by_window[window]
+        assert isinstance(backend, DecodeAttention)
+        return backend.attend_qkv(
+            qkv, HeadTransform(q_weight, k_weight, eps, cos_sin), k_cache, v_cache,
+            self.inputs.kv_lens, self.state.page_table, scale, rows=self.rows,
+        )  # fmt: skip
+
 
 class DecodeAttentions:
     """The decode backends of a model, by number of rows and by window. Owned by the engine thread.
@@ -99,15 +133,17 @@ def _kernel_takes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> bo
     return (
         dtype == torch.bfloat16
         and config.head_dim in (64, 128)
+        and page_size >= TILE
         and page_size & (page_size - 1) == 0
         and config.heads // config.kv_heads <= 8
     )
 
 
 def _tuning(kv_heads: int, few: bool) -> DecodeTuning:
-    most = 2 if few else 8
-    heads = max(heads for heads in range(1, most + 1) if kv_heads % heads == 0)
-    return DecodeTuning(heads, 2 if few else 1)
+    """As measured on an H200 (perf/results/bench_kernels.json)."""
+    if few:
+        return DecodeTuning(1, ring_bytes=98_304)
+    return DecodeTuning(max(heads for heads in range(1, 9) if kv_heads % heads == 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ class DecodeRunner:
             max_q_len=1,
             max_kv_len=state.page_table.shape[1] * parts.page_size,
             plan=plan,
+            fused=plan.fused,
         )
         hidden = parts.model.hidden_states(
             inputs.ids, inputs.positions, inputs.slots, parts.cache, batch

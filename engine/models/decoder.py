@@ -3,6 +3,8 @@
 Knows tensors and pages, but no request: which token goes where is the caller's to say.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from engine.kv_cache import KvCache
@@ -63,6 +65,16 @@ class Layer:
             part.pack()
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What every layer of one forward pass is given."""
+
+    positions: Tensor
+    slots: Tensor
+    cache: KvCache
+    batch: AttentionBatch
+
+
 class Decoder:
     """A model ready to be filled and run. Owned by the engine thread once loaded.
 
@@ -121,28 +133,61 @@ class Decoder:
         token_ids, positions, slots  [n] int32, in the batch's order of queries
         Launches on the current stream; does not synchronise; may be captured.
         """
-        eps, layers = self.config.norm_eps, self.layers
-        residual, x = ops.embed_rms_norm(token_ids, self.embedding, layers[0].input_norm, eps)
-        following = [layer.input_norm for layer in layers[1:]] + [self.norm]
-        for layer, keys, values, next_norm in zip(
-            layers, cache.keys, cache.values, following, strict=True
-        ):
-            q = ops.qk_norm_rope_store(
-                layer.qkv(x),
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-                self.cos_sin,
-                positions,
-                slots,
-                keys,
-                values,
-            )
-            attended = ops.paged_attention(q, keys, values, batch, self._scale, layer.window)
-            x = layer.o(attended.flatten(1))
+        step = _Step(positions, slots, cache, batch)
+        residual, x = ops.embed_rms_norm(
+            token_ids, self.embedding, self.layers[0].input_norm, self.config.norm_eps
+        )
+        if self._takes_few_rows(len(token_ids)):
+            return self._few_rows(residual, step)
+        return self._many_rows(residual, x, step)
+
+    def _many_rows(self, residual: Tensor, x: Tensor, step: _Step) -> Tensor:
+        eps = self.config.norm_eps
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, following, strict=True)):
+            x = layer.o(self._attend(index, layer.qkv(x), step))
             x = ops.add_rms_norm_(x, residual, layer.post_norm, eps)
             x = ops.add_rms_norm_(layer.mlp(x), residual, next_norm, eps)
         return x
+
+    def _few_rows(self, residual: Tensor, step: _Step) -> Tensor:
+        """The same with norms, sums and activation inside the products."""
+        eps = self.config.norm_eps
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer.mlp, Mlp)
+            qkv = ops.norm_linear(residual, layer.input_norm, eps, layer.qkv.weight)
+            ops.linear_add_(self._attend(index, qkv, step), layer.o.weight, residual)
+            x = ops.norm_linear_silu_mul(residual, layer.post_norm, eps, layer.mlp.gate_up.weight)
+            ops.linear_add_(x, layer.mlp.down.weight, residual)
+        return ops.rms_norm(residual, self.norm, eps)
+
+    def _takes_few_rows(self, rows: int) -> bool:
+        layer = self.layers[0]
+        biased = layer.qkv.bias is not None or layer.o.bias is not None
+        if self.config.moe is not None or biased or self.config.mlp_bias:
+            return False
+        assert isinstance(layer.mlp, Mlp)
+        linears = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
+        return ops.takes_few_rows(rows, *(linear.weight for linear in linears))
+
+    def _attend(self, index: int, qkv: Tensor, step: _Step) -> Tensor:
+        """[n, heads * head_dim], of layer `index`."""
+        layer = self.layers[index]
+        attended = ops.rope_attention(
+            qkv,
+            layer.q_norm,
+            layer.k_norm,
+            self.config.norm_eps,
+            self.cos_sin,
+            step.positions,
+            step.slots,
+            step.cache.keys[index],
+            step.cache.values[index],
+            step.batch,
+            self._scale,
+            layer.window,
+        )
+        return attended.flatten(1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocab] in the model's dtype, of rows of `hidden_states`."""

@@ -24,6 +24,25 @@ class AttentionPlan(Protocol):
         ...
 
 
+class FusedAttentionPlan(Protocol):
+    """A plan whose backend also norms, rotates and stores. Owned by whoever runs the step."""
+
+    def attend_qkv(
+        self,
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        eps: float,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """`ops.rope_attention` of the batch that was planned."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The sequences of one step: first the prefill segments, then the decode rows, one query each.
@@ -47,3 +66,4 @@ class AttentionBatch:
     max_q_len: int
     max_kv_len: int
     plan: AttentionPlan | None = field(default=None, compare=False)
+    fused: FusedAttentionPlan | None = field(default=None, compare=False)

@@ -24,7 +24,14 @@ Tensor = torch.Tensor
 
 
 # Where a CUDA implementation is, if not in cuda_ops.
-_CUDA_MODULES: Final = {"sample": "gpu_ops.cuda_sampling", "moe": "gpu_ops.reference"}
+_CUDA_MODULES: Final = {
+    "sample": "gpu_ops.cuda_sampling",
+    "moe": "gpu_ops.reference",
+    "takes": "gpu_ops.cuda_linear",
+    "norm_linear": "gpu_ops.cuda_linear",
+    "norm_linear_silu_mul": "gpu_ops.cuda_linear",
+    "linear_add_": "gpu_ops.cuda_linear",
+}
 
 
 @functools.cache
@@ -142,6 +149,53 @@ def paged_attention(
     if q.is_cuda:
         return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
     return cpu_attention.paged_attention(q, k_cache, v_cache, batch, scale, window)
+
+
+def rope_attention(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """`qk_norm_rope_store`, then `paged_attention`, [n, hq, d]; one kernel where a batch has it."""
+    if batch.fused is not None:
+        return batch.fused.attend_qkv(
+            qkv, q_weight, k_weight, eps, cos_sin, k_cache, v_cache, scale, window
+        )
+    q = qk_norm_rope_store(
+        qkv, q_weight, k_weight, eps, cos_sin, positions, slots, k_cache, v_cache
+    )
+    return paged_attention(q, k_cache, v_cache, batch, scale, window)
+
+
+def takes_few_rows(rows: int, *weights: Tensor) -> bool:
+    """Whether `rows` rows times each of these weights can run fused with what is around it."""
+    if not weights[0].is_cuda:
+        return False
+    return all(_cuda("takes")(rows, weight) for weight in weights)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """rms_norm(x, norm, eps) weightᵀ, [n, out], for what `takes_few_rows`."""
+    return _cuda("norm_linear")(x, norm, eps, weight)
+
+
+def norm_linear_silu_mul(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """silu_mul(rms_norm(x, norm, eps) weightᵀ), [n, out / 2], for what `takes_few_rows`."""
+    return _cuda("norm_linear_silu_mul")(x, norm, eps, weight)
+
+
+def linear_add_(x: Tensor, weight: Tensor, residual: Tensor) -> None:
+    """residual [n, out] += x weightᵀ, for what `takes_few_rows`."""
+    _cuda("linear_add_")(x, weight, residual)
 
 
 def sample(
