@@ -55,7 +55,8 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         cache=build_prefix_cache(config.cache, config.page_size),
         max_running=config.max_running,
         max_model_len=built.max_model_len,
-        prefill_budget=config.prefill_budget,
+        # Memory was measured for a step of one context; many whole prompts would need more.
+        prefill_budget=config.prefill_budget or built.max_model_len,
         eos_ids=_eos_ids(config.model, model.config.vocab_size),
     )
     # The CPU executor computes inside `launch`: planning ahead would only make tokens late.
@@ -79,8 +80,7 @@ class _Built:
 
 
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    budget = min(int(free_bytes * config.memory_fraction), CPU_POOL_LIMIT_BYTES)
+    budget = min(int(_available_bytes() * config.memory_fraction), CPU_POOL_LIMIT_BYTES)
     pages = _pool_pages(config, model, budget)
     max_model_len = _context(config, model.config, pages)
     executor = CpuExecutor(
@@ -92,6 +92,15 @@ def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
         threads=config.cpu_threads or os.cpu_count(),
     )
     return _Built(executor, max_model_len)
+
+
+def _available_bytes() -> int:
+    """Memory that could be taken: what is free, and what files are merely cached in."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, value, *_ = line.split()
+        if name == "MemAvailable:":
+            return int(value) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:

@@ -19,7 +19,7 @@ class EngineConfig:
     page_size: int = 64  # tokens a KV page holds
     max_running: int = 256  # rows: requests that hold pages at the same time
     max_model_len: int | None = None  # prompt + output, tokens; None: the checkpoint's own
-    prefill_budget: int | None = 2048  # prefill tokens a step; None: whole prompts
+    prefill_budget: int | None = 2048  # prefill tokens a step; None: one whole context
     max_kv_tokens: int | None = None  # None: from memory_fraction
     memory_fraction: float = 0.85  # of what is free after the weights are loaded
     cache: Literal["radix", "naive"] = "radix"

@@ -29,6 +29,9 @@ from engine.waiting import Waiting, WaitingQueue
 RowArray = NDArray[np.intp]
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
+# Of one request's allowance, admission looks no further ahead: a chat without max_tokens may use the
+# whole context and hardly ever does. Retraction is there for those that do.
+FORESEEN_TOKENS: Final = 2048
 
 
 class Scheduler:
@@ -249,11 +252,11 @@ class Scheduler:
         live = rows.live()
         if not len(live):
             return 0
-        remaining = int(
-            (rows.limit[live] - np.maximum(rows.cached[live], rows.prefill_end[live])).sum()
-        )
-        remaining += waiting.limit - len(waiting.token_ids)
-        return int(remaining * self.forecast.share) // self.page_size
+        left = rows.limit[live] - np.maximum(rows.cached[live], rows.prefill_end[live])
+        own = min(waiting.limit - len(waiting.token_ids), FORESEEN_TOKENS)
+        tokens = int(np.minimum(left, FORESEEN_TOKENS).sum()) + own
+        # Whatever the forecast, each row may be about to need its next page.
+        return len(live) + int(tokens * self.forecast.share) // self.page_size
 
     def _install(self, waiting: Waiting, match: Match, pages: Int32Array, draft: Draft) -> int:
         rows, request, count = self.rows, waiting.request, len(waiting.token_ids)
