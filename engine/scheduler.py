@@ -29,8 +29,8 @@ from engine.waiting import Waiting, WaitingQueue
 RowArray = NDArray[np.intp]
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
-# Of one request's allowance, admission looks no further ahead: a chat without max_tokens may use the
-# whole context and hardly ever does. Retraction is there for those that do.
+# Of one request's allowance, admission looks no further ahead: a chat without max_tokens may use
+# the whole context and hardly ever does. Retraction is there for those that do.
 FORESEEN_TOKENS: Final = 2048
 
 

@@ -5,9 +5,9 @@
 
 The seed-0 workload is Mini-SGLang's and nano-vllm's: `random.seed(0)`, prompts of 100 to 1,024
 random ids, outputs of 100 to 1,024 tokens, temperature 0.6, EOS ignored, all submitted at once.
-`--scale` divides the lengths, for machines without a GPU. Single streams run in pairs with transformers'
-`generate` (same dtype, threads and prompt), alternating, so that drift hits both. Output is
-checked before anything is timed: greedy ids must be equal to transformers'.
+`--scale` divides the lengths, for machines without a GPU. Single streams run in pairs with
+transformers' `generate` (same dtype, threads and prompt), alternating, so that drift hits both.
+Output is checked before anything is timed: greedy ids must be equal to transformers'.
 """
 
 import random

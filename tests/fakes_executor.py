@@ -1,6 +1,6 @@
 """An executor whose "model" can be checked: a token depends on every token before it, by position.
 
-Its KV pages hold (token, position) per slot. Computing a row reads all of them back through the page
+Its KV pages hold (token, position) per slot. Computing a row reads them all back through the page
 table, so that one page too early, too late or in the wrong place changes what comes out, or fails.
 """
 

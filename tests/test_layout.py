@@ -25,7 +25,8 @@ MAY_IMPORT = {
 }
 # The engine's host half: decides everything, and never loads torch.
 TORCH_FREE = (
-    "request", "descriptor", "executor", "pages", "prefix_cache", "radix", "radix_node", "naive_cache",
+    "request", "descriptor", "executor", "pages", "prefix_cache", "radix", "radix_node",
+    "naive_cache",
     "cache_factory", "rows", "waiting", "fence", "forecast", "plan", "scheduler", "core",
     "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
     "stopping", "config",

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.pages import PagePool
 from engine.cache_factory import build_prefix_cache
+from engine.pages import PagePool
 from engine.request import Finish, Request, SamplingParams, StepOutput
 from engine.scheduler import Scheduler
 from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
