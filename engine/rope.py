@@ -55,14 +55,9 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
         return Rope(theta=theta)
     if kind == "linear":
         return Rope(kind, theta, _positive(given, "factor"))
-    original = given.get("original_max_position_embeddings") or config.get(
-        "max_position_embeddings"
-    )
-    original = int(_positive({"original_max_position_embeddings": original}, *_ORIGINAL))
+    longest = config.get("max_position_embeddings")
+    original = int(_positive(given, "original_max_position_embeddings", longest))
     return (_llama3 if kind == "llama3" else _yarn)(given, config, theta, original)
-
-
-_ORIGINAL: Final = ("original_max_position_embeddings",)
 
 
 def _positive(settings: Mapping[str, Any], name: str, default: Any = None) -> float:
@@ -91,8 +86,12 @@ def _llama3(
 
 
 def _yarn(given: Mapping[str, Any], config: Mapping[str, Any], theta: float, original: int) -> Rope:
-    stretched = config.get("max_position_embeddings")
-    factor = _positive(given, "factor", stretched / original if stretched else None)
+    if theta <= 1:
+        raise ModelError(f"rope_theta is {theta}; yarn needs more than 1")
+    if given.get("factor") is None:
+        factor = _positive(config, "max_position_embeddings") / original
+    else:
+        factor = _positive(given, "factor")
     return Rope(
         "yarn",
         theta,
@@ -113,9 +112,9 @@ def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
     def magnitude(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, mscale_all_dim = given.get("mscale"), given.get("mscale_all_dim")
-    if mscale and mscale_all_dim:
-        return magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        mscale, mscale_all_dim = _positive(given, "mscale"), _positive(given, "mscale_all_dim")
+        return magnitude(mscale) / magnitude(mscale_all_dim)
     return magnitude(1.0)
 
 

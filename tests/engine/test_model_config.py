@@ -120,6 +120,16 @@ def test_experts_by_layer() -> None:
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0"),
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
         ({"rope_scaling": [1]}, "they must be an object"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": -1}}, "factor is -1"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "mscale": "x", "mscale_all_dim": 1}},
+            "mscale is 'x'",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "yarn needs more"),
+        (
+            {"rope_scaling": {"type": "yarn"}, "max_position_embeddings": None},
+            "original_max_position_embeddings is None",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "from layer to layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
