@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cuda.bindings import nvrtc  # type: ignore[import-untyped]
+from cuda.bindings import nvrtc
 
 SOURCES: Final = Path(__file__).resolve().parent / "csrc"
 _OPTIONS: Final = ("--std=c++17", "--use_fast_math", "--restrict", "--extra-device-vectorization")

@@ -17,8 +17,10 @@ import torch
 
 from gpu_ops.cuda_compile import compiled
 
-_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
+_CLUSTER_DIMENSION: Final = 4  # CUlaunchAttributeID
+_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 _MAX_DYNAMIC_SHARED: Final = 8  # CUfunction_attribute
+_TENSOR_MAP: Final = "128s"
 
 
 class CudaError(RuntimeError):
@@ -41,100 +43,115 @@ class _Config(ctypes.Structure):
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """The CUDA driver's library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(status: int, what: str) -> None:
+def check(status: int, what: str) -> None:
+    """Raises CudaError where a driver call's status is not success."""
     if status:
         message = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(message))
+        driver().cuGetErrorString(status, ctypes.byref(message))
         text = message.value.decode() if message.value else "?"
         raise CudaError(f"{what}: error {status}, {text}")
 
 
-def _overlapping() -> "ctypes.Array[_Attribute]":
-    attributes = (_Attribute * 1)()
-    attributes[0].id = _PROGRAMMATIC_STREAM_SERIALIZATION
-    attributes[0].value[0] = 1
+@functools.cache
+def _attributes(overlap: bool, cluster: int) -> "ctypes.Array[_Attribute]":
+    values: list[tuple[int, tuple[int, ...]]] = []
+    if overlap:
+        values.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+    if cluster > 1:
+        values.append((_CLUSTER_DIMENSION, (cluster, 1, 1)))
+    attributes = (_Attribute * len(values))()
+    for attribute, (name, words) in zip(attributes, values, strict=True):
+        attribute.id = name
+        attribute.value[: len(words)] = words
     return attributes
-
-
-_OVERLAPPING: Final = _overlapping()
 
 
 class Kernel:
     """One `extern "C"` kernel of a program. Safe from any thread once built.
 
     Holds its parameters' layout: `parameters` has a letter each, P pointer, i int32, q int64,
-    f float32, in the order of the kernel's signature.
+    f float32, T tensor map (128 bytes), in the order of the kernel's signature.
     """
 
     def __init__(self, library: ctypes.c_void_p, name: str, parameters: str) -> None:
         self.name = name
-        self._pack = struct.Struct("@" + parameters).pack
+        formats = [_TENSOR_MAP if letter == "T" else letter for letter in parameters]
+        self._pack = struct.Struct("@" + "".join(formats)).pack
         self._offsets = [
-            struct.calcsize("@" + parameters[: i + 1]) - struct.calcsize("@" + letter)
-            for i, letter in enumerate(parameters)
+            struct.calcsize("@" + "".join(formats[: i + 1])) - struct.calcsize("@" + formats[i])
+            for i in range(len(formats))
         ]
         self._handle = ctypes.c_void_p()
-        get = _driver().cuLibraryGetKernel
-        _check(get(ctypes.byref(self._handle), library, name.encode()), name)
+        get = driver().cuLibraryGetKernel
+        check(get(ctypes.byref(self._handle), library, name.encode()), name)
 
     def allow_shared(self, shared_bytes: int) -> "Kernel":
         """Raises the limit of dynamic shared memory on the current device; returns itself."""
         device = ctypes.c_int()
-        _check(_driver().cuCtxGetDevice(ctypes.byref(device)), self.name)
-        set_attribute = _driver().cuKernelSetAttribute
+        check(driver().cuCtxGetDevice(ctypes.byref(device)), self.name)
+        set_attribute = driver().cuKernelSetAttribute
         status = set_attribute(_MAX_DYNAMIC_SHARED, shared_bytes, self._handle, device)
-        _check(status, f"{self.name}: {shared_bytes} bytes of shared memory")
+        check(status, f"{self.name}: {shared_bytes} bytes of shared memory")
         return self
 
     def launch(
         self,
         grid: tuple[int, int],
         threads: int,
-        *arguments: int | float,
+        *arguments: int | float | bytes,
         shared_bytes: int = 0,
         overlap: bool = True,
+        cluster: int = 1,
     ) -> None:
         """Launches on torch's current stream; does not synchronise; capturable.
 
         overlap  False where it reads, before its wait, what the kernel just launched writes
+        cluster  blocks of the grid's first dimension to a cluster
 
         Raises CudaError.
         """
         packed = ctypes.create_string_buffer(self._pack(*arguments))
         base = ctypes.addressof(packed)
         pointers = (ctypes.c_void_p * len(self._offsets))(*[base + at for at in self._offsets])
+        attributes = _attributes(overlap, cluster)
         config = _Config(
             (grid[0], grid[1], 1),
             (threads, 1, 1),
             shared_bytes,
             torch.cuda.current_stream().cuda_stream,
-            _OVERLAPPING,
-            int(overlap),
+            attributes,
+            len(attributes),
         )
-        launch = _driver().cuLaunchKernelEx
-        _check(launch(ctypes.byref(config), self._handle, pointers, None), self.name)
+        launch = driver().cuLaunchKernelEx
+        check(launch(ctypes.byref(config), self._handle, pointers, None), self.name)
 
 
 @functools.cache
 def _library(source: str, arch: str, macros: tuple[tuple[str, int], ...]) -> ctypes.c_void_p:
     cubin = compiled(source, arch, dict(macros))
     library = ctypes.c_void_p()
-    load = _driver().cuLibraryLoadData
-    _check(load(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"load {source}")
+    load = driver().cuLibraryLoadData
+    check(load(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"load {source}")
     return library
 
 
-def kernel(source: str, name: str, parameters: str, macros: Mapping[str, int]) -> Kernel:
+def kernel(
+    source: str, name: str, parameters: str, macros: Mapping[str, int], *, own_arch: bool = False
+) -> Kernel:
     """Kernel `name` of csrc/`source`, compiled for the current device's architecture.
+
+    own_arch  with the instructions that only this architecture has (sm_90a)
 
     Slow the first time (a compilation, or a read of the cache): callers keep the result.
     """
     major, minor = torch.cuda.get_device_capability()
-    library = _library(source, f"sm_{major}{minor}", tuple(sorted(macros.items())))
+    arch = f"sm_{major}{minor}" + ("a" if own_arch else "")
+    library = _library(source, arch, tuple(sorted(macros.items())))
     return Kernel(library, name, parameters)
 
 
