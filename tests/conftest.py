@@ -5,6 +5,8 @@ import sysconfig
 
 import pytest
 
+import engine  # noqa: F401  (sets what torch reads once, before any test loads torch)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes")
