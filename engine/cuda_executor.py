@@ -9,21 +9,22 @@ Rules
 """
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Final
 
 import numpy as np
 import torch
 
 from engine.attention import DecodeAttentions
-from engine.descriptor import StepDescriptor, decode
+from engine.descriptor import HEADER_WORDS, SEGMENT_WORDS, StepDescriptor, decode
 from engine.forward import AnySampler, DecodeRunner, Parts, PrefillRunner, SegmentIndex
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
-from engine.staging import CollectedStep, ResultRing, Staged, StagingRing
+from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler
-from gpu_ops.row_state import Changes, RowTensors, apply_changes
+from gpu_ops.row_state import RowTensors
 
 _STAGED_TOKENS: Final = 32_768  # what most steps carry at most; a larger one gets larger buffers
 
@@ -59,9 +60,10 @@ class CudaExecutor:
         self._decode = DecodeRunner(parts, attentions)
         self._prefill = PrefillRunner(parts)
         words = _STAGED_TOKENS + 16 * max_rows + 3 * max_pages_per_row
-        self._staging = StagingRing(self._streams, device, words)
+        self._staging = StagingRing(self._streams, self._rows, words)
         self._results = ResultRing(self._streams, device, max_rows)
         self._decode_rows = np.empty(0, np.int32)
+        self._thread = 0  # that launched last: in a server not the one that built
 
     def capture_graphs(self, buckets: Sequence[int]) -> None:
         """CUDA graphs for decode steps of so many rows. Blocks until they are there."""
@@ -76,9 +78,12 @@ class CudaExecutor:
         if not step.same_decode_rows:
             self._decode_rows = step.decode_rows.copy()
         streams = self._streams
+        if get_ident() != self._thread:
+            self._thread = get_ident()
+            streams.enter_thread()
         with torch.inference_mode(), streams.on(streams.forward):
             ids = self._results.take()
-            self._run(step, ids)
+            self._run(descriptor, step, ids)
             return self._results.send(step.sampled)
 
     def close(self) -> None:
@@ -86,33 +91,42 @@ class CudaExecutor:
         if isinstance(self._streams, CudaStreams):
             torch.cuda.synchronize()
 
-    def _run(self, step: StepDescriptor, ids: torch.Tensor) -> None:
+    def _run(self, block: Int32Array, step: StepDescriptor, ids: torch.Tensor) -> None:
         """Ids of the prefill segments that sample, then of the decode rows."""
-        segments = len(step.segments)
-        index = SegmentIndex.of(step) if segments else None
-        staged = self._apply(step, index)
+        index = SegmentIndex.of(step) if len(step.segments) else None
+        slot = None if _changes_nothing(step) else self._apply(block, index)
         decodes = len(step.decode_rows)
         from_prefill = 0 if index is None else len(index.sampled)
         if decodes:
             # First: while its graph runs, the host launches the prefill.
             sampled = self._decode.run(decodes)
-            ids[from_prefill : from_prefill + decodes].copy_(sampled)
+            self._streams.copy(
+                ids.data_ptr() + 4 * from_prefill, sampled.data_ptr(), 4 * decodes,
+                self._streams.forward,
+            )  # fmt: skip
+        if slot is None:
+            return
         if index is not None:
-            assert staged is not None
-            self._prefill.run(index, staged.sections[2:-1], ids[:from_prefill])
-        if staged is not None:
-            staged.release(self._streams.forward)
+            self._prefill.run(index, _staged(slot.device, step, index), ids[:from_prefill])
+        slot.read.record(self._streams.forward)
 
-    def _apply(self, step: StepDescriptor, index: SegmentIndex | None) -> Staged | None:
-        """The step's changes, in the rows' state; None where there are none."""
-        same = step.same_decode_rows
-        if same and index is None and not len(step.joined) and not len(step.page_writes):
-            return None
-        parts = [step.joined, step.page_writes, step.segments]
-        if index is not None:
-            parts += [step.prefill_tokens, *index.arrays()]
-        staged = self._staging.send([*parts, step.decode_rows[:0] if same else step.decode_rows])
-        joined, page_writes, segments, *_, decode_rows = staged.sections
-        changes = Changes(joined, page_writes, segments, None if same else decode_rows)
-        apply_changes(changes, self._rows)
-        return staged
+    def _apply(self, block: Int32Array, index: SegmentIndex | None) -> Slot:
+        """The step's changes, in the rows' state."""
+        slot = self._staging.send((block,) if index is None else (block, *index.arrays()))
+        slot.changes.apply(self._streams.forward.cuda_stream)
+        return slot
+
+
+def _changes_nothing(step: StepDescriptor) -> bool:
+    parts = (step.joined, step.page_writes, step.segments)
+    return step.same_decode_rows and not any(part.size for part in parts)
+
+
+def _staged(device: torch.Tensor, step: StepDescriptor, index: SegmentIndex) -> list[torch.Tensor]:
+    """What `PrefillRunner.run` reads: a staged block's segments and tokens, the index's arrays."""
+    skipped = HEADER_WORDS + step.joined.size + step.page_writes.size
+    decodes = 0 if step.same_decode_rows else step.decode_rows.size
+    arrays = [step.segments, step.prefill_tokens, *index.arrays()]
+    sizes = [skipped, arrays[0].size, arrays[1].size, decodes, *(part.size for part in arrays[2:])]
+    _, segments, tokens, _, *rest = torch.split(device[: sum(sizes)], sizes)
+    return [segments.view(-1, SEGMENT_WORDS), tokens, *rest]

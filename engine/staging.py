@@ -13,80 +13,69 @@ import numpy as np
 import torch
 
 from engine.request import Int32Array
-from engine.streams import Event, Stream, Streams
+from engine.streams import Event, Streams
+from gpu_ops.row_state import Changes, RowTensors
 
 RING: Final = 4  # steps: two in flight, one being written, one to spare
-_ALIGN_WORDS: Final = 4  # sections begin at 16 bytes: kernels read them as vectors
 
 
-class _Slot:
-    """A pinned buffer and its place on the device."""
+class Slot:
+    """A pinned buffer and its place on the device. Owned by the engine thread.
 
-    def __init__(self, streams: Streams, words: int, device: torch.device) -> None:
-        self.host = streams.pinned(words)
-        self.words: Int32Array = self.host.numpy()
-        self.device = torch.empty(words, dtype=torch.int32, device=device)
+    changes  applies the descriptor that the device's part holds
+    """
+
+    def __init__(self, streams: Streams, words: int, rows: RowTensors) -> None:
+        host = streams.pinned(words)
+        self._pinned = host  # kept alive
+        self.host: Int32Array = host.numpy()
+        self.device = torch.empty(words, dtype=torch.int32, device=rows.decode_rows.device)
+        self.addresses = self.device.data_ptr(), host.data_ptr()
+        self.changes = Changes(self.device, rows)
         self.arrived, self.read = streams.event(), streams.event()
-
-
-class Staged:
-    """Sections of one step on the device. Owned by the engine thread; lives for one launch."""
-
-    def __init__(self, slot: _Slot, sections: list[torch.Tensor]) -> None:
-        self._slot = slot
-        self.sections = sections
-
-    def release(self, forward: Stream) -> None:
-        """What was launched on `forward` up to now has read the sections; nothing else will."""
-        self._slot.read.record(forward)
 
 
 class StagingRing:
     """Takes a step's arrays to the device. Owned by the engine thread."""
 
-    def __init__(self, streams: Streams, device: torch.device, words: int) -> None:
-        self._streams, self._device = streams, device
-        self._slots = [_Slot(streams, words, device) for _ in range(RING)]
+    def __init__(self, streams: Streams, rows: RowTensors, words: int) -> None:
+        self._streams, self._rows = streams, rows
+        self._slots = [Slot(streams, words, rows) for _ in range(RING)]
         self._next = 0
 
-    def send(self, parts: Sequence[Int32Array]) -> Staged:
-        """The arrays, a tensor each of the same shape; the forward stream waits for them."""
-        starts, words = [], 0
+    def send(self, parts: Sequence[Int32Array]) -> Slot:
+        """The arrays, one after another in the slot's device tensor; the forward stream waits.
+
+        The caller records `read` when all that reads them is launched.
+        """
+        slot, streams = self._take(sum(part.size for part in parts)), self._streams
+        words = 0
         for part in parts:
-            starts.append(words)
-            words += -(-part.size // _ALIGN_WORDS) * _ALIGN_WORDS
-        slot = self._take(words)
-        for start, part in zip(starts, parts, strict=True):
-            slot.words[start : start + part.size] = part.reshape(-1)
-        streams = self._streams
+            slot.host[words : words + part.size] = part
+            words += part.size
         streams.copy_in.wait_event(slot.read)
-        with streams.on(streams.copy_in):
-            slot.device[:words].copy_(slot.host[:words], non_blocking=True)
+        streams.copy(*slot.addresses, 4 * words, streams.copy_in)
         slot.arrived.record(streams.copy_in)
         streams.forward.wait_event(slot.arrived)
-        sections = [
-            slot.device[start : start + part.size].view(part.shape)
-            for start, part in zip(starts, parts, strict=True)
-        ]
-        return Staged(slot, sections)
+        return slot
 
-    def _take(self, words: int) -> _Slot:
+    def _take(self, words: int) -> Slot:
         index = self._next
         self._next = (index + 1) % RING
         slot = self._slots[index]
         slot.arrived.synchronize()
-        if words > len(slot.words):
+        if words > slot.host.size:
             # Rare: the buffers are made for the largest step there usually is.
             slot.read.synchronize()
-            slot = self._slots[index] = _Slot(self._streams, 2 * words, self._device)
+            slot = self._slots[index] = Slot(self._streams, 2 * words, self._rows)
         return slot
 
 
 class CollectedStep:
     """A step whose ids are on their way to the host, or there. Owned by the engine thread."""
 
-    def __init__(self, host: torch.Tensor, event: Event) -> None:
-        self._host: torch.Tensor | None = host
+    def __init__(self, host: Int32Array, event: Event) -> None:
+        self._host: Int32Array | None = host
         self._event = event
         self._ids = np.empty(0, np.int32)
 
@@ -97,7 +86,7 @@ class CollectedStep:
         """[sampled] int32, the caller's own. May be asked for again."""
         if self._host is not None:
             self._event.synchronize()
-            self._ids = self._host.numpy().copy()
+            self._ids = self._host.copy()
             self._host = None
         return self._ids
 
@@ -107,8 +96,13 @@ class ResultRing:
 
     def __init__(self, streams: Streams, device: torch.device, most_sampled: int) -> None:
         self._streams = streams
-        self._ids = torch.zeros((RING, most_sampled), dtype=torch.int32, device=device)
+        ids = torch.zeros((RING, most_sampled), dtype=torch.int32, device=device)
+        self._ids = ids.unbind(0)
         self._host = [streams.pinned(most_sampled) for _ in range(RING)]
+        self._addresses = [
+            (host.data_ptr(), ids.data_ptr())
+            for host, ids in zip(self._host, self._ids, strict=True)
+        ]
         self._events = [(streams.event(), streams.event()) for _ in range(RING)]
         self._steps: list[CollectedStep | None] = [None] * RING
         self._next = 0
@@ -127,10 +121,8 @@ class ResultRing:
         computed, copied = self._events[index]
         computed.record(streams.forward)
         streams.copy_out.wait_event(computed)
-        host = self._host[index][:sampled]
         if sampled:
-            with streams.on(streams.copy_out):
-                host.copy_(self._ids[index, :sampled], non_blocking=True)
+            streams.copy(*self._addresses[index], 4 * sampled, streams.copy_out)
         copied.record(streams.copy_out)
-        step = self._steps[index] = CollectedStep(host, copied)
+        step = self._steps[index] = CollectedStep(self._host[index].numpy()[:sampled], copied)
         return step

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gpu_ops.cuda_launch import copy_no_sync
+
 
 class Event(Protocol):
     """A point in a stream."""
@@ -23,6 +25,11 @@ class Event(Protocol):
 class Stream(Protocol):
     """Work that runs in order."""
 
+    @property
+    def cuda_stream(self) -> int:
+        """The driver's handle."""
+        ...
+
     def wait_event(self, event: Event) -> None: ...
 
 
@@ -33,11 +40,19 @@ class Streams(Protocol):
     forward: Stream  # everything that computes
     copy_out: Stream  # sampled ids to the host
 
+    def enter_thread(self) -> None:
+        """Once, where a thread begins to launch."""
+        ...
+
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         """What is launched inside goes to `stream`."""
         ...
 
     def event(self) -> Event: ...
+
+    def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
+        """Copies between two addresses, of the device or of pinned memory."""
+        ...
 
     def pinned(self, words: int) -> torch.Tensor:
         """[words] int32 on the host, which the device reads and writes while the host goes on."""
@@ -48,12 +63,18 @@ class CudaStreams:
     """Streams of one CUDA device. Owned by the engine thread."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         cuda: Any = torch.cuda  # its classes are not typed
         self._event: Callable[[], Event] = cuda.Event
         self.copy_in: Stream = cuda.Stream(device)
         self.copy_out: Stream = cuda.Stream(device)
         # First where the device must choose.
         self.forward: Stream = cuda.Stream(device, priority=-1)
+
+    def enter_thread(self) -> None:
+        # The driver's own calls need a context, which a thread gets with its first runtime call.
+        torch.cuda.set_device(self._device)
+        torch.cuda.mem_get_info(self._device)
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, torch.cuda.Stream)
@@ -62,6 +83,9 @@ class CudaStreams:
 
     def event(self) -> Event:
         return self._event()
+
+    def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
+        copy_no_sync(to, source, size_bytes, stream.cuda_stream)
 
     def pinned(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int32, pin_memory=True)

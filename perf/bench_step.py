@@ -24,6 +24,7 @@ import perf  # noqa: F401  (the path)
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.cuda_executor import CudaExecutor
 from engine.descriptor import H_DECODE, H_SEGMENTS
 from engine.executor import Executor, LaunchedStep
 from engine.request import Int32Array, Request, SamplingParams
@@ -63,7 +64,8 @@ class TimedExecutor:
         self.clear()
 
     def clear(self) -> None:
-        self.launch_s = self.waited_s = 0.0
+        self.waited_s = 0.0
+        self.launch_s: list[float] = []
         self.kinds: list[tuple[int, int]] = []  # decode rows, segments, of each launched step
         self.done_s: list[float] = []
 
@@ -71,7 +73,7 @@ class TimedExecutor:
         begun = time.perf_counter()
         self.kinds.append((int(descriptor[H_DECODE]), int(descriptor[H_SEGMENTS])))
         step = TimedStep(self.executor.launch_no_sync(descriptor), self)
-        self.launch_s += time.perf_counter() - begun
+        self.launch_s.append(time.perf_counter() - begun)
         return step
 
     def close(self) -> None:
@@ -106,12 +108,18 @@ def run(engine: Engine, timed: TimedExecutor, load: Workload, first_id: int) -> 
         "steps": steps,
         "prefill_steps": sum(1 for _, segments in timed.kinds if segments),
         "scheduling_ms_per_step": 1e3 * scheduling_s / steps,
-        "launch_ms_per_step": 1e3 * timed.launch_s / steps,
+        "launch_ms_per_decode_step": 1e3 * median_decode_launch_s(timed),
+        "launch_ms_per_step": 1e3 * sum(timed.launch_s) / steps,
         "host_ms_per_step": 1e3 * (wall_s - timed.waited_s) / steps,
         "waited_share": timed.waited_s / wall_s,
         "decode_ms": decode_times(timed),
         "prefill_part_s": prefill_part_s(timed),
     }
+
+
+def median_decode_launch_s(timed: TimedExecutor) -> float:
+    pairs = zip(timed.launch_s, timed.kinds, strict=True)
+    return statistics.median(launch_s for launch_s, (_, segments) in pairs if not segments)
 
 
 def forget_prompts(engine: Engine) -> None:
@@ -135,6 +143,21 @@ def prefill_part_s(timed: TimedExecutor) -> float:
     """Time until the last step with prefill in it was done."""
     last = max(index for index, (_, segments) in enumerate(timed.kinds) if segments)
     return timed.done_s[last] - timed.done_s[0]
+
+
+def replay_host_ms(executor: CudaExecutor) -> dict[int, float]:
+    """Host time of launching a decode graph, by rows, on an idle device."""
+    found = {}
+    for rows, graph in sorted(executor._decode._graphs.items()):
+        times = []
+        for _ in range(9):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            graph.replay()
+            times.append(1e3 * (time.perf_counter() - begun))
+        found[rows] = round(statistics.median(times), 4)
+    torch.cuda.synchronize()
+    return found
 
 
 def profiled(engine: Engine, load: Workload, first_id: int, after: int) -> dict[str, Any]:
@@ -214,8 +237,11 @@ def main(
         engine = build_engine(config)
     ready_s = time.perf_counter() - begun
     print(f"ready after {ready_s:.1f} s, {engine.facts.kv_tokens} tokens of KV", flush=True)
-    timed = TimedExecutor(engine._executor)
-    engine._executor = timed
+    executor = engine._executor
+    assert isinstance(executor, CudaExecutor)
+    replays = replay_host_ms(executor)  # of the dummy row: nothing has been asked for yet
+    print("host ms of a replay", replays)
+    timed = engine._executor = TimedExecutor(executor)
     load = offline_seed_0()
     run(engine, timed, Workload([[1, 2, 3]], [8], 0.6), 0)
     results = []
@@ -234,6 +260,7 @@ def main(
         "kv_tokens": engine.facts.kv_tokens,
         "tokens_per_s": statistics.median(result["tokens_per_s"] for result in results),
         "runs": results,
+        "replay_host_ms": replays,
         "profiles": profiles,
         "ceilings": measured,
         **device_facts(),

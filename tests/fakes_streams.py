@@ -1,5 +1,6 @@
 """A host in the place of a device's streams: everything is done when it is launched."""
 
+import ctypes
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -26,6 +27,8 @@ class HostEvent:
 class HostStream:
     """Counts the waits."""
 
+    cuda_stream = 0
+
     def __init__(self) -> None:
         self.waits = 0
 
@@ -43,11 +46,17 @@ class HostStreams:
     def copies_in(self) -> int:
         return self.copy_in.waits
 
+    def enter_thread(self) -> None:
+        """Threads of a host need nothing."""
+
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         return nullcontext()
 
     def event(self) -> Event:
         return HostEvent()
+
+    def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
+        ctypes.memmove(to, source, size_bytes)
 
     def pinned(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int32)

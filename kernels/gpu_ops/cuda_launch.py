@@ -115,20 +115,64 @@ class Kernel:
 
         Raises CudaError.
         """
+        bound = self.bind(
+            grid, threads, *arguments, shared_bytes=shared_bytes, overlap=overlap, cluster=cluster
+        )
+        bound(torch.cuda.current_stream().cuda_stream)
+
+    def bind(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        *arguments: int | float | bytes,
+        shared_bytes: int = 0,
+        overlap: bool = True,
+        cluster: int = 1,
+    ) -> "BoundLaunch":
+        """What `launch` would do, to be done any number of times; the arguments stay valid."""
         packed = ctypes.create_string_buffer(self._pack(*arguments))
-        base = ctypes.addressof(packed)
-        pointers = (ctypes.c_void_p * len(self._offsets))(*[base + at for at in self._offsets])
         attributes = _attributes(overlap, cluster)
         config = _Config(
-            (grid[0], grid[1], 1),
-            (threads, 1, 1),
-            shared_bytes,
-            torch.cuda.current_stream().cuda_stream,
-            attributes,
-            len(attributes),
+            (grid[0], grid[1], 1), (threads, 1, 1), shared_bytes, None, attributes, len(attributes)
         )
-        launch = driver().cuLaunchKernelEx
-        check(launch(ctypes.byref(config), self._handle, pointers, None), self.name)
+        return BoundLaunch(self.name, self._handle, config, packed, self._offsets)
+
+
+class BoundLaunch:
+    """A launch whose arguments are settled: one driver call each time. Owned by one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        handle: ctypes.c_void_p,
+        config: _Config,
+        packed: "ctypes.Array[ctypes.c_char]",
+        offsets: list[int],
+    ) -> None:
+        base = ctypes.addressof(packed)
+        pointers = (ctypes.c_void_p * len(offsets))(*[base + at for at in offsets])
+        self._name, self._config, self._packed = name, config, packed  # kept alive
+        self._arguments = ctypes.byref(config), handle, pointers, None
+        self._launch = driver().cuLaunchKernelEx
+
+    def __call__(self, stream: int) -> None:
+        """Launches on the stream with this handle. Raises CudaError."""
+        self._config.stream = stream
+        check(self._launch(*self._arguments), self._name)
+
+
+def copy_no_sync(to: int, source: int, size_bytes: int, stream: int) -> None:
+    """Copies between two addresses, of a device or of pinned memory, on a stream.
+
+    Raises CudaError.
+    """
+    call = driver().cuMemcpyAsync
+    check(
+        call(_pointer(to), _pointer(source), ctypes.c_size_t(size_bytes), _pointer(stream)), "copy"
+    )
+
+
+_pointer = ctypes.c_void_p
 
 
 @functools.cache

@@ -6,12 +6,13 @@ from typing import Final
 import torch
 
 from gpu_ops.cuda_decode import StepState
-from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
+from gpu_ops.cuda_launch import BoundLaunch, Kernel, kernel, multiprocessors
 from gpu_ops.cuda_sampling import SamplingState
 
 Tensor = torch.Tensor
 
 _THREADS: Final = 256
+_CHANGE_BLOCKS: Final = 8
 
 
 @functools.cache
@@ -19,28 +20,17 @@ def _kernel(name: str, parameters: str) -> Kernel:
     return kernel("apply.cu", name, parameters, {})
 
 
-def apply_changes(
-    joined: Tensor,
-    page_writes: Tensor,
-    segments: Tensor,
-    decodes: Tensor | None,
-    decode_rows: Tensor,
-    state: StepState,
-    sampling: SamplingState,
-) -> None:
-    """As `row_state.apply_changes`."""
-    most = max(len(joined), len(page_writes), len(segments), len(decode_rows))
-    blocks = min(-(-most // _THREADS), 64)
-    _kernel("apply_changes", "PiPiPiPiPiiPiPPPPPPP").launch(
-        (blocks, 1), _THREADS,
-        joined.data_ptr(), len(joined), page_writes.data_ptr(), len(page_writes),
-        segments.data_ptr(), len(segments),
-        0 if decodes is None else decodes.data_ptr(), -1 if decodes is None else len(decodes),
-        decode_rows.data_ptr(), len(decode_rows), len(state.lengths) - 1,
+def changes_launch(
+    block: Tensor, decode_rows: Tensor, state: StepState, sampling: SamplingState
+) -> BoundLaunch:
+    """`row_state.apply_changes` of the descriptor that is in `block` when it runs."""
+    arguments = (
+        block.data_ptr(), decode_rows.data_ptr(), len(decode_rows), len(state.lengths) - 1,
         state.page_table.data_ptr(), state.page_table.shape[1], state.lengths.data_ptr(),
         sampling.temperature.data_ptr(), sampling.top_k.data_ptr(), sampling.top_p.data_ptr(),
         sampling.min_p.data_ptr(), sampling.seed_lo.data_ptr(), sampling.seed_hi.data_ptr(),
     )  # fmt: skip
+    return _kernel("apply_changes", "PPiiPiPPPPPPP").bind((_CHANGE_BLOCKS, 1), _THREADS, *arguments)
 
 
 def position_slots(

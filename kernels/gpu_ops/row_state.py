@@ -6,6 +6,7 @@ model and nothing of streams: everything is launched on the current one, without
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gpu_ops import cuda_step
@@ -47,42 +48,50 @@ class RowTensors:
         return len(self.step.lengths) - 1
 
 
-@dataclass(frozen=True, slots=True)
 class Changes:
-    """The sections of a step descriptor, on the device. Rows and table entries are named once.
+    """A place on the device for step descriptors, and what applies the one that is there. Owned by
+    the engine thread.
 
-    joined       [n, 8] int32
-    page_writes  [n, 3] int32
-    segments     [n, 4] int32
-    decode_rows  [n] int32; None: those of the step before
+    block  int32, an encoded descriptor; rows and page table entries are named once in it
     """
 
-    joined: Tensor
-    page_writes: Tensor
-    segments: Tensor
-    decode_rows: Tensor | None
+    def __init__(self, block: Tensor, rows: RowTensors) -> None:
+        self._block, self._rows = block, rows
+        self._launch = None
+        if block.is_cuda:
+            self._launch = cuda_step.changes_launch(
+                block, rows.decode_rows, rows.step, rows.sampling
+            )
+
+    def apply(self, stream: int) -> None:
+        """Makes the rows' state what the descriptor says, before its tokens are computed.
+
+        stream  the handle of the one to launch on
+        """
+        if self._launch is not None:
+            self._launch(stream)
+        else:
+            _apply(self._block, self._rows)
 
 
-def apply_changes(changes: Changes, rows: RowTensors) -> None:
-    """Makes the rows' state what the descriptor says, before its tokens are computed."""
-    if rows.decode_rows.is_cuda:
-        cuda_step.apply_changes(
-            changes.joined, changes.page_writes, changes.segments, changes.decode_rows,
-            rows.decode_rows, rows.step, rows.sampling,
-        )  # fmt: skip
-        return
-    state, sampling, joined = rows.step, rows.sampling, changes.joined
+def _apply(block: Tensor, rows: RowTensors) -> None:
+    """As the kernel in csrc/apply.cu, which says where what is."""
+    flags, joins, writes, segments, tokens, decodes = block[3:9].tolist()
+    state, sampling = rows.step, rows.sampling
+    sizes = [16, 8 * joins, 3 * writes, 4 * segments, tokens]
+    _, joined, page_writes, ranges, _, rest = block.tensor_split(np.cumsum(sizes).tolist())
+    joined = joined.view(-1, 8)
     row, floats = joined[:, 0].long(), joined.view(torch.float32)
     sampling.temperature[row], sampling.top_k[row] = floats[:, 1], joined[:, 2]
     sampling.top_p[row], sampling.min_p[row] = floats[:, 3], floats[:, 4]
     sampling.seed_lo[row], sampling.seed_hi[row] = joined[:, 5], joined[:, 6]
-    written, index, pages = changes.page_writes.unbind(1)
+    written, index, pages = page_writes.view(-1, 3).unbind(1)
     state.page_table[written.long(), index.long()] = pages
-    segment_rows, start, count, _ = changes.segments.unbind(1)
+    segment_rows, start, count, _ = ranges.view(-1, 4).unbind(1)
     state.lengths[segment_rows.long()] = start + count
-    if changes.decode_rows is not None:
+    if not flags & 1:
         rows.decode_rows.fill_(rows.dummy_row)
-        rows.decode_rows[: len(changes.decode_rows)] = changes.decode_rows
+        rows.decode_rows[:decodes] = rest[:decodes]
 
 
 def position_slots(

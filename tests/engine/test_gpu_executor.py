@@ -7,6 +7,7 @@ be equal; bfloat16 goes through the decode kernel, whose logits have a tolerance
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -146,6 +147,20 @@ def test_sampled_tokens_do_not_depend_on_chunks_or_mates(
     assert run([0, 5, 2], 7) == alone
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_on_a_thread_of_their_own(kind: str, cases: Callable[[str], Expected]) -> None:
+    """A server builds its engine on one thread and steps it on another."""
+    case = cases("llama")
+    driver = StepDriver(Made(case.folder, kind, 16).executor)
+    found: list[list[int]] = []
+    thread = Thread(
+        target=lambda: found.append(driver.generate(2, case.prompts[2], NEW_TOKENS, chunk=16))
+    )
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and found == [case.greedy[2]]
+
+
 def test_a_decode_step_without_changes_copies_nothing(cases: Callable[[str], Expected]) -> None:
     case = cases("llama")
     made = Made(case.folder, "host", 64)
@@ -165,8 +180,8 @@ def test_a_step_larger_than_the_staging_buffers(cases: Callable[[str], Expected]
     made = Made(case.folder, "host", 16)
     driver = StepDriver(made.executor)
     driver.join(0)
-    words = [part.words for part in made.executor._staging._slots]
-    made.executor._staging._slots[0].words = words[0][:8]
+    slot = made.executor._staging._slots[0]
+    slot.host = slot.host[:8]
     assert driver.step([(0, case.prompts[2], True)]) == [case.greedy[2][0]]
 
 

@@ -1,24 +1,23 @@
 // What a step descriptor changes in the rows' state, and what its prefill tokens need to be computed.
 #include "device.cuh"
 
+// Words of a descriptor's header and of its entries, as in engine/descriptor.py.
+enum { FLAGS = 3, JOINED, PAGE_WRITES, SEGMENTS, PREFILL_TOKENS, DECODE, HEADER_WORDS = 16 };
+enum { SAME_DECODE_ROWS = 1, JOINED_WORDS = 8, PAGE_WRITE_WORDS = 3, SEGMENT_WORDS = 4 };
+
 // Any grid. A row or a page table entry is named once; decode_rows[capacity] is filled up with the
-// dummy row. `decodes` below 0: the decode rows stay as they are.
-extern "C" __global__ void apply_changes(const int* joined, int joins, const int* page_writes,
-                                         int writes, const int* segments, int segment_count,
-                                         const int* decodes_from, int decodes, int* decode_rows,
-                                         int capacity, int dummy_row, int* page_table,
-                                         int max_pages, int* lengths, float* temperature,
-                                         int* top_k, float* top_p, float* min_p, int* seed_lo,
-                                         int* seed_hi) {
+// dummy row, or stays as it is.
+extern "C" __global__ void apply_changes(const int* block, int* decode_rows, int capacity,
+                                         int dummy_row, int* page_table, int max_pages,
+                                         int* lengths, float* temperature, int* top_k,
+                                         float* top_p, float* min_p, int* seed_lo, int* seed_hi) {
     wait_for_previous();
     let_next_start();
     int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    for (int i = first; i < writes; i += step) {
-        const int* write = page_writes + 3 * i;
-        page_table[(size_t)write[0] * max_pages + write[1]] = write[2];
-    }
-    for (int i = first; i < joins; i += step) {
-        const int* words = joined + 8 * i;
+    int joined = block[JOINED], writes = block[PAGE_WRITES], segments = block[SEGMENTS];
+    const int* at = block + HEADER_WORDS;
+    for (int i = first; i < joined; i += step) {
+        const int* words = at + JOINED_WORDS * i;
         int row = words[0];
         temperature[row] = __int_as_float(words[1]);
         top_k[row] = words[2];
@@ -27,13 +26,20 @@ extern "C" __global__ void apply_changes(const int* joined, int joins, const int
         seed_lo[row] = words[5];
         seed_hi[row] = words[6];
     }
-    for (int i = first; i < segment_count; i += step) {
-        const int* segment = segments + 4 * i;
+    at += JOINED_WORDS * joined;
+    for (int i = first; i < writes; i += step) {
+        const int* write = at + PAGE_WRITE_WORDS * i;
+        page_table[(size_t)write[0] * max_pages + write[1]] = write[2];
+    }
+    at += PAGE_WRITE_WORDS * writes;
+    for (int i = first; i < segments; i += step) {
+        const int* segment = at + SEGMENT_WORDS * i;
         lengths[segment[0]] = segment[1] + segment[2];
     }
-    if (decodes >= 0)
-        for (int i = first; i < capacity; i += step)
-            decode_rows[i] = i < decodes ? decodes_from[i] : dummy_row;
+    if (block[FLAGS] & SAME_DECODE_ROWS) return;
+    at += SEGMENT_WORDS * segments + block[PREFILL_TOKENS];
+    int decodes = block[DECODE];
+    for (int i = first; i < capacity; i += step) decode_rows[i] = i < decodes ? at[i] : dummy_row;
 }
 
 // The last i in [0, count) with starts[i] <= at: runs of no length are passed over.
