@@ -5,7 +5,7 @@ Knows shapes and rows' state; neither models nor requests.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from gpu_ops.row_state import gather_tokens
 
 Tensor = torch.Tensor
 
-_FEW_ROWS: Final = 16  # up to so many, heads are spread over more blocks (perf/LOG.md)
+ByWindow = dict[int | None, "DecodeBackend"]
 
 
 class DecodeBackend(Protocol):
@@ -52,7 +52,7 @@ class DecodeBackend(Protocol):
 class DecodePlan:
     """Decode rows of one step, an `AttentionPlan`."""
 
-    by_window: dict[int | None, DecodeBackend]
+    by_window: ByWindow
     rows: Tensor
     inputs: DecodeInputs
     state: StepState
@@ -106,22 +106,23 @@ class DecodeAttentions:
         max_rows: int,
         device: torch.device,
     ) -> None:
-        def build(window: int | None, few: bool) -> DecodeBackend:
-            if device.type != "cuda" or not _kernel_takes(config, dtype, page_size):
-                return PlainDecodeAttention(page_size, window)
-            return DecodeAttention(
-                config.heads, config.kv_heads, config.head_dim, page_size,
-                min(max_rows, _FEW_ROWS) if few else max_rows, device,
-                _tuning(config.kv_heads, few), window,
-            )  # fmt: skip
-
         windows = sorted(set(config.windows), key=lambda window: window or 0)
-        self._few = {window: build(window, True) for window in windows}
-        self._many = {window: build(window, False) for window in windows}
+        with_kernel = device.type == "cuda" and _kernel_takes(config, dtype, page_size)
+        self._by_rows: list[tuple[int, ByWindow]] = []  # up to so many rows, ascending
+        for most, tuning in _tunings(config.kv_heads, max_rows):
+            by_window: ByWindow = {}
+            for window in windows:
+                by_window[window] = PlainDecodeAttention(page_size, window)
+                if with_kernel:
+                    by_window[window] = DecodeAttention(
+                        config.heads, config.kv_heads, config.head_dim, page_size, most, device,
+                        tuning, window,
+                    )  # fmt: skip
+            self._by_rows.append((most, by_window))
 
     def prepare(self, rows: Tensor, state: StepState, inputs: DecodeInputs) -> DecodePlan:
         """Starts a decode step of rows [n] int32; fills `inputs`. Capturable."""
-        by_window = self._few if len(rows) <= _FEW_ROWS else self._many
+        by_window = next(found for most, found in self._by_rows if len(rows) <= most)
         first, *others = by_window.values()
         first.prepare(rows, state, inputs)
         for backend in others:
@@ -139,11 +140,17 @@ def _kernel_takes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> bo
     )
 
 
-def _tuning(kv_heads: int, few: bool) -> DecodeTuning:
-    """As measured on an H200 (perf/results/bench_kernels.json)."""
-    if few:
-        return DecodeTuning(1, ring_bytes=98_304)
-    return DecodeTuning(max(heads for heads in range(1, 9) if kv_heads % heads == 0))
+def _tunings(kv_heads: int, max_rows: int) -> list[tuple[int, DecodeTuning]]:
+    """(up to so many rows, tuning), ascending; as sweeps of perf/bench_kernels.py found best."""
+
+    def heads(most: int) -> int:
+        return max(count for count in range(1, most + 1) if kv_heads % count == 0)
+
+    return [
+        (min(4, max_rows), DecodeTuning(1, ring_bytes=98_304)),
+        (min(31, max_rows), DecodeTuning(heads(2), 2, ring_bytes=150_000)),
+        (max_rows, DecodeTuning(heads(8), ring_bytes=150_000)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class CudaStreams:
     """Streams of one CUDA device. Owned by the engine thread."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device = torch.empty(0, device=device).device  # with its index
         cuda: Any = torch.cuda  # its classes are not typed
         self._event: Callable[[], Event] = cuda.Event
         self.copy_in: Stream = cuda.Stream(device)
