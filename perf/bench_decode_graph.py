@@ -61,6 +61,17 @@ def random_bf16(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, shape[-1] ** -0.5)
 
 
+def tuning_for(batch: int) -> DecodeTuning:
+    """As sweeps of `perf.bench_kernels` found best for eight key-value heads."""
+    if batch <= 4:
+        return DecodeTuning(1, ring_bytes=98_304)
+    return (
+        DecodeTuning(2, 2, ring_bytes=150_000)
+        if batch < 32
+        else DecodeTuning(8, ring_bytes=150_000)
+    )
+
+
 class Layer:
     """Weights of one layer and its caches."""
 
@@ -83,8 +94,9 @@ class Step:
     """One decode step over `batch` rows of a model. Owned by one thread."""
 
     def __init__(
-        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int]
+        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], products: str
     ) -> None:
+        self.products = products  # whose matrix products: few, many, cublas
         device, batch = torch.device("cuda"), len(lengths)
         max_pages = -(-(max(lengths) + 200) // PAGE_SIZE)
         order = torch.randperm(batch * max_pages, device=device, dtype=torch.int32) + 1
@@ -99,7 +111,7 @@ class Step:
         self.shape, self.layers, self.table = shape, layers, table
         self.attention = DecodeAttention(
             shape.q_heads, shape.kv_heads, shape.head_dim, PAGE_SIZE, batch, device,
-            DecodeTuning(1, ring_bytes=98_304) if batch <= 16 else DecodeTuning(8),
+            tuning_for(batch),
         )  # fmt: skip
         angles = torch.rand(4096, shape.head_dim // 2, device=device)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
@@ -121,7 +133,7 @@ class Step:
         inputs, layers = self.inputs, self.layers
         self.attention.prepare(self.rows, self.state, inputs)
         residual, x = cuda_ops.embed_rms_norm(inputs.ids, self.table, layers[0].norms[0], EPS)
-        if all(cuda_linear.takes(len(self.rows), w) for w in layers[0].weights()):
+        if self.products == "few":
             x = self._few_rows(residual)
         else:
             x = self._many_rows(residual, x)
@@ -132,11 +144,13 @@ class Step:
 
     def _many_rows(self, residual: Tensor, x: Tensor) -> Tensor:
         following = [*(layer.norms[0] for layer in self.layers[1:]), self.layers[0].norms[0]]
+        linear, linear_silu_mul = F.linear, _linear_silu_mul
+        if self.products == "many":
+            linear, linear_silu_mul = cuda_linear.many_linear, cuda_linear.many_linear_silu_mul
         for layer, next_norm in zip(self.layers, following, strict=True):
-            out = self._attend(layer, F.linear(x, layer.qkv))
-            x = F.linear(out, layer.o)
+            x = linear(self._attend(layer, linear(x, layer.qkv)), layer.o)
             x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
-            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
+            x = linear(linear_silu_mul(x, layer.gate_up), layer.down)
             x = cuda_ops.add_rms_norm_(x, residual, next_norm, EPS)
         return x
 
@@ -155,6 +169,18 @@ class Step:
             self.shape.head_dim**-0.5, rows=self.rows,
         )  # fmt: skip
         return out.flatten(1)
+
+
+def _linear_silu_mul(x: Tensor, weight: Tensor) -> Tensor:
+    return cuda_ops.silu_mul(F.linear(x, weight))
+
+
+def best_products(rows: int, layer: Layer) -> str:
+    """As the kernels themselves say what they should be used for."""
+    if all(cuda_linear.takes(rows, weight) for weight in layer.weights()):
+        return "few"
+    many = all(cuda_linear.takes_many(rows, weight) for weight in layer.weights())
+    return "many" if many else "cublas"
 
 
 def by_kernel(step: Step, graph: torch.cuda.CUDAGraph) -> list[dict[str, Any]]:
@@ -184,7 +210,11 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
         "ms_all": [round(t, 3) for t in times],
         "floor_ms_at_4.1": round(step.bytes / 4.1e9, 3),
     }
-    print(f"batch {batch}: {row['ms']} ms, bytes at 4.1 TB/s {row['floor_ms_at_4.1']}", flush=True)
+    print(
+        f"batch {batch} {step.products}: {row['ms']} ms,"
+        f" bytes at 4.1 TB/s {row['floor_ms_at_4.1']}",
+        flush=True,
+    )
     if profiled:
         row["by_kernel"] = by_kernel(step, graph)
         for entry in row["by_kernel"][:16]:
@@ -195,9 +225,10 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.command()
 @click.option("--model", type=click.Choice(list(SHAPES)), default="0.6B")
 @click.option("--context", default=600)
-@click.option("--batch", "batches", multiple=True, default=(256, 128, 32, 8, 1), type=int)
+@click.option("--batch", "batches", multiple=True, default=(256, 128, 64, 32, 8, 1), type=int)
 @click.option("--profile", "profiled", is_flag=True)
-def main(model: str, context: int, batches: tuple[int, ...], profiled: bool) -> None:
+@click.option("--products", type=click.Choice(["auto", "few", "many", "cublas"]), default="auto")
+def main(model: str, context: int, batches: tuple[int, ...], profiled: bool, products: str) -> None:
     torch.manual_seed(0)
     shape = SHAPES[model]
     measured = ceilings()
@@ -207,10 +238,12 @@ def main(model: str, context: int, batches: tuple[int, ...], profiled: bool) -> 
     table = random_bf16(shape.vocabulary, shape.hidden)
     rows = []
     for batch in batches:
-        step = Step(shape, layers, table, [context] * batch)
-        rows.append(measure(step, batch, profiled))
+        chosen = best_products(batch, layers[0]) if products == "auto" else products
+        step = Step(shape, layers, table, [context] * batch, chosen)
+        rows.append({"products": chosen, **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
-    print(save(f"bench_decode_graph_{model}", figures, figures["gpu"]))
+    name = f"bench_decode_graph_{model}" + ("" if products == "auto" else f"_{products}")
+    print(save(name, figures, figures["gpu"]))
 
 
 if __name__ == "__main__":

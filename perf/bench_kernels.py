@@ -9,14 +9,18 @@ way of sharing the work out. The JSON holds the measured copy and matrix rates b
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import click
 import torch
+import torch.nn.functional as F
 
 import perf  # noqa: F401  (the path)
-from gpu_ops import cuda_ops
+from gpu_ops import cuda_linear, cuda_ops
 from gpu_ops.cuda_decode import DecodeAttention, DecodeTuning
+from gpu_ops.cuda_launch import multiprocessors
+from gpu_ops.cuda_linear import ManyTuning
 from gpu_ops.cuda_sampling import Sampler, SamplingState
 from perf.gpu_timing import ColdTimer, ceilings, device_facts
 from perf.results import save
@@ -62,14 +66,21 @@ def scenarios() -> dict[str, list[int]]:
 
 
 class Layer:
-    """One layer's caches with the sequences' pages in random order."""
+    """One layer's caches, the sequences' pages in random order unless said otherwise."""
 
     def __init__(
-        self, lengths: list[int], q_heads: int, kv_heads: int, head_dim: int = 128
+        self,
+        lengths: list[int],
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int = 128,
+        page_size: int = PAGE_SIZE,
+        shuffled: bool = True,
     ) -> None:
-        counts = [-(-n // PAGE_SIZE) for n in lengths]
+        self.page_size = page_size
+        counts = [-(-n // page_size) for n in lengths]
         pages = sum(counts) + 1
-        order = torch.randperm(pages - 1) + 1
+        order = (torch.randperm(pages - 1) if shuffled else torch.arange(pages - 1)) + 1
         table = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
         for row, part in enumerate(order.split(counts)):
             table[row, : counts[row]] = part
@@ -83,7 +94,7 @@ class Layer:
     def attention(self, tuning: DecodeTuning) -> DecodeAttention:
         kv_heads, head_dim = self.k.shape[-2:]
         return DecodeAttention(
-            self.q.shape[1], kv_heads, head_dim, PAGE_SIZE, len(self.kv_lens),
+            self.q.shape[1], kv_heads, head_dim, self.page_size, len(self.kv_lens),
             self.q.device, tuning,
         )  # fmt: skip
 
@@ -116,7 +127,7 @@ def attention_rows(timer: ColdTimer, sweep: bool) -> Iterator[dict[str, Any]]:
     """The 0.6B shape over all scenarios, then the larger models' on two."""
     for name, lengths in scenarios().items():
         layer = Layer(lengths, 16, 8)
-        for tuning in SWEEP if sweep else (DecodeTuning(8),):
+        for tuning in SWEEP if sweep else (DecodeTuning(8, ring_bytes=150_000),):
             yield figure(
                 f"attention 16/8 {name} {label(tuning)}", timer, layer.run(layer.attention(tuning)),
                 layer.bytes,
@@ -124,7 +135,7 @@ def attention_rows(timer: ColdTimer, sweep: bool) -> Iterator[dict[str, Any]]:
     for q_heads, kv_heads, heads in ((32, 8, 8), (40, 8, 8), (64, 8, 4), (32, 4, 4)):
         for name in ("256 x 600", "live 153 after 400"):
             layer = Layer(scenarios()[name], q_heads, kv_heads)
-            tuning = DecodeTuning(heads)
+            tuning = DecodeTuning(heads, ring_bytes=150_000)
             yield figure(
                 f"attention {q_heads}/{kv_heads} {name}", timer,
                 layer.run(layer.attention(tuning)), layer.bytes,
@@ -174,12 +185,14 @@ def small_rows(timer: ColdTimer, n: int, size: int, ffn: int) -> Iterator[dict[s
         f"embed_rms_norm {n} x {size}", timer,
         lambda: cuda_ops.embed_rms_norm(ids, table, weight, 1e-6), 3 * x.nbytes,
     )  # fmt: skip
-    logits = random_bf16(n, vocabulary)
+    logits = 2.5 * random_bf16(n, vocabulary)
+    logits[:, :64] += 12  # some likely ids, as a model's logits have
     for name, temperature, top_k, top_p, min_p in (
         ("greedy", 0.0, 0, 1.0, 0.0),
         ("temperature", 0.6, 0, 1.0, 0.0),
         ("top-p", 0.6, 0, 0.9, 0.0),
-        ("top-k and top-p", 0.6, 50, 0.9, 0.0),
+        ("top-k and top-p", 0.6, 20, 0.95, 0.0),
+        ("min-p", 0.6, 0, 1.0, 0.1),
     ):
         state = sampling_state(n, temperature, top_k, top_p, min_p)
         sampler = Sampler(n, vocabulary, logits.device)
@@ -187,6 +200,46 @@ def small_rows(timer: ColdTimer, n: int, size: int, ffn: int) -> Iterator[dict[s
             f"sample {n} {name}", timer,
             lambda s=sampler, st=state: s.sample_into(ids, logits, st, positions), logits.nbytes,
         )  # fmt: skip
+
+
+def linear_rows(timer: ColdTimer, n: int, sweep: bool) -> Iterator[dict[str, Any]]:
+    """Qwen3-0.6B's products: cuBLAS, ours, and with --sweep ours cut up in other ways."""
+    shapes = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
+    for name, (outputs, size) in shapes.items():
+        x = torch.randn((n, size), device="cuda").to(torch.bfloat16)
+        weight = torch.randn((outputs, size), device="cuda").to(torch.bfloat16)
+        moved = x.nbytes + weight.nbytes + 2 * n * outputs
+        yield figure(f"{name} {n} cuBLAS", timer, lambda x=x, w=weight: F.linear(x, w), moved)
+        chosen = cuda_linear.many_tuning(n, outputs, size, multiprocessors(x.device))
+        for tuning in variants(chosen) if sweep else (chosen,):
+            yield figure(
+                f"{name} {n} c{tuning.columns} splits {tuning.splits} stages {tuning.stages}",
+                timer,
+                lambda x=x, w=weight, t=tuning: cuda_linear.many_linear(x, w, t),
+                moved,
+            )
+
+
+def variants(chosen: ManyTuning) -> Iterator[ManyTuning]:
+    """The chosen way and its neighbours."""
+    yield chosen
+    for splits in (1, 2, 4, 8):
+        for stages in (4, 8):
+            other = replace(chosen, splits=splits, stages=stages)
+            if other != chosen:
+                yield other
+
+
+def layout_rows(timer: ColdTimer) -> Iterator[dict[str, Any]]:
+    """Whether the pages' size and order matter."""
+    for page_size in (16, 64, 256):
+        for shuffled in (True, False):
+            layer = Layer([1024] * 256, 16, 8, page_size=page_size, shuffled=shuffled)
+            tuning = DecodeTuning(8, ring_bytes=150_000)
+            yield figure(
+                f"attention 256 x 1024 page {page_size} {'shuffled' if shuffled else 'in order'}",
+                timer, layer.run(layer.attention(tuning)), layer.bytes,
+            )  # fmt: skip
 
 
 def sampling_state(
@@ -205,15 +258,20 @@ def sampling_state(
 
 
 @click.command()
-@click.option("--sweep", is_flag=True, help="Try every way of sharing attention's work out.")
-def main(sweep: bool) -> None:
+@click.option("--sweep", is_flag=True, help="Try many ways of cutting the work up.")
+@click.option("--only", default="", help="Of attention, layout, small, linear: one.")
+def main(sweep: bool, only: str) -> None:
     torch.manual_seed(0)
     timer = ColdTimer()
     measured = ceilings()
     print({name: round(value, 2) for name, value in measured.items()})
-    rows = list(attention_rows(timer, sweep))
-    for n in (256, 128, 1):
+    rows = list(attention_rows(timer, sweep)) if only in ("", "attention") else []
+    if only == "layout":
+        rows += layout_rows(timer)
+    for n in (256, 128, 1) if only in ("", "small") else ():
         rows += small_rows(timer, n, 1024, 3072)
+    for n in (128, 64, 32) if only in ("", "linear") else ():
+        rows += linear_rows(timer, n, sweep)
     figures = {"ceilings": measured, **device_facts(), "floor_tb_s": FLOOR_TB_S, "rows": rows}
     print(save("bench_kernels_sweep" if sweep else "bench_kernels", figures, figures["gpu"]))
 

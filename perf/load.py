@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+from perf.http2 import Http2Transport
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -77,11 +79,11 @@ def make_plan(
 
 def new_client(target: Target) -> httpx.AsyncClient:
     """A client without limits of its own; over HTTP/2 all requests share a connection."""
-    limits = httpx.Limits(max_connections=1 if target.http2 else None)
+    transport = Http2Transport() if target.http2 else None
+    limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(
-        base_url=target.url, http1=not target.http2, http2=target.http2, limits=limits,
-        timeout=None, verify=False,
-    )  # fmt: skip
+        base_url=target.url, transport=transport, limits=limits, timeout=None, verify=False
+    )
 
 
 def body_of(target: Target, planned: Planned, **more: Any) -> dict[str, Any]:

@@ -1,20 +1,24 @@
-"""Matrix products of few rows with their neighbours fused in: the decode step of few sequences.
+"""Matrix products of a decode step, with what comes before and after them fused in.
 
-There cuBLAS reads the weights only once the kernel before has ended; these do so while it runs.
-For more rows than MAX_ROWS, or sizes that `takes` refuses, use `ops.linear` and the small kernels.
+cuBLAS reads the weights only once the kernel before has ended; these do so while it runs, which
+decides where a product takes some microseconds. For sizes that `takes` or `takes_many` refuses use
+`ops.linear` and the small kernels.
 """
 
 import functools
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import torch
 
-from gpu_ops.cuda_launch import Kernel, kernel
+from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
+from gpu_ops.cuda_tensor_map import tensor_map
 
 Tensor = torch.Tensor
 
-MAX_ROWS: Final = 32
+MAX_ROWS: Final = 32  # of the products with fused norms
+MAX_MANY_ROWS: Final = 256
 _ROWS_PER_BLOCK: Final = 16  # of the weight
 _THREADS: Final = 256
 _WARPS: Final = 8
@@ -84,3 +88,121 @@ def _kernel(size: int, columns: int, normed: bool, after: _After) -> Kernel:
     macros = {"SIZE": size, "COLUMNS": columns, "NORM": int(normed), "AFTER": int(after)}
     run = kernel("few_rows_linear.cu", "few_rows_linear", "PPPPiif", macros)
     return run.allow_shared(_shared_bytes(size, columns))
+
+
+# --- more rows: products of warpgroups
+
+_BLOCK_ROWS: Final = 64  # of the weight, as in csrc/decode_linear.cu
+_BLOCK_K: Final = 64
+_COLUMN_CHOICES: Final = (64, 96, 128)
+_MAX_SPLITS: Final = 4  # clusters of eight take longer to form (perf/LOG.md)
+_MAX_ELEMENTS: Final = 16 << 20  # of a weight: cuBLAS is as good where reading it takes long
+_MANY_THREADS: Final = 160
+_BARRIER_BYTES: Final = 1024 + 16 * 16  # what aligns the ring, and its barriers
+
+
+def takes_many(rows: int, weight: Tensor) -> bool:
+    """Whether `rows` rows times `weight` [out, in] can run here, and should."""
+    outputs, size = weight.shape
+    return (
+        0 < rows <= MAX_MANY_ROWS
+        and weight.dtype == torch.bfloat16
+        and weight.numel() <= _MAX_ELEMENTS
+        and size % _BLOCK_K == 0
+        and outputs % _BLOCK_ROWS == 0
+        and torch.cuda.get_device_capability(weight.device) == (9, 0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ManyTuning:
+    """How a product is cut up; `many_tuning` chooses."""
+
+    columns: int  # rows of x to a block
+    splits: int  # blocks that share k out
+    stages: int
+
+
+def many_linear(x: Tensor, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
+    """x weightᵀ, [n, out]."""
+    return _launch_many(x, weight, tuning, silu_mul=False)
+
+
+def many_linear_silu_mul(x: Tensor, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
+    """silu_mul(x weightᵀ), [n, out / 2]; the weight is gate, then up."""
+    return _launch_many(x, weight, tuning, silu_mul=True)
+
+
+def _launch_many(x: Tensor, weight: Tensor, tuning: ManyTuning | None, silu_mul: bool) -> Tensor:
+    (rows, size), outputs = x.shape, weight.shape[0]
+    width = outputs // 2 if silu_mul else outputs
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    tuning = tuning or many_tuning(rows, outputs, size, multiprocessors(x.device))
+    columns, splits = tuning.columns, tuning.splits
+    shared_bytes = tuning.stages * _stage_bytes(columns) + 1024
+    _many_kernel(tuning, silu_mul, shared_bytes).launch(
+        (outputs // _BLOCK_ROWS * splits, -(-rows // columns)), _MANY_THREADS,
+        _weight_map(weight, silu_mul),
+        tensor_map(x, (size, rows), (x.stride(0),), (_BLOCK_K, columns)),
+        out.data_ptr(), rows, width, size // (_BLOCK_K * splits),
+        shared_bytes=shared_bytes, cluster=splits,
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def many_tuning(rows: int, outputs: int, size: int, resident: int) -> ManyTuning:
+    """For a device of `resident` multiprocessors."""
+    columns = _many_columns(rows)
+    row_blocks = outputs // _BLOCK_ROWS
+    blocks = row_blocks * -(-rows // columns)
+    splits = _splits(blocks, size, resident)
+    per_multiprocessor = 1 if blocks * splits <= resident else 2
+    return ManyTuning(columns, splits, _many_stages(columns, per_multiprocessor))
+
+
+def _weight_map(weight: Tensor, silu_mul: bool) -> bytes:
+    """Rows of the weight as [outer, 2, 8]: natural order, or 8 of the gate and the same of up."""
+    outputs, size = weight.shape
+    inner, outer = (outputs // 2 * size, 8 * size) if silu_mul else (8 * size, 16 * size)
+    sizes = (size, 8, 2, outputs // 16)
+    return tensor_map(weight, sizes, (size, inner, outer), (_BLOCK_K, 8, 2, 4))
+
+
+def _many_columns(rows: int) -> int:
+    """Rows of x to a block: as few blocks as can be, filled as well as can be."""
+    blocks = -(-rows // _COLUMN_CHOICES[-1])
+    return next(columns for columns in _COLUMN_CHOICES if columns * blocks >= rows)
+
+
+def _splits(blocks: int, size: int, resident: int) -> int:
+    """Blocks that share k out: a power of two that fills the device in one go."""
+    splits = 1
+    while (
+        splits < _MAX_SPLITS
+        and blocks * splits * 2 <= resident
+        and size % (_BLOCK_K * splits * 2) == 0
+    ):
+        splits *= 2
+    return splits
+
+
+def _stage_bytes(columns: int) -> int:
+    return (_BLOCK_ROWS + columns) * _BLOCK_K * 2
+
+
+def _many_stages(columns: int, per_multiprocessor: int) -> int:
+    budget = _SHARED_BYTES // per_multiprocessor - _BARRIER_BYTES - 1024
+    return min(8, budget // _stage_bytes(columns))
+
+
+@functools.cache
+def _many_kernel(tuning: ManyTuning, silu_mul: bool, shared_bytes: int) -> Kernel:
+    macros = {
+        "COLUMNS": tuning.columns,
+        "SPLITS": tuning.splits,
+        "STAGES": tuning.stages,
+        "SILU_MUL": int(silu_mul),
+    }
+    run = kernel("decode_linear.cu", "decode_linear", "TTPiii", macros, own_arch=True)
+    return run.allow_shared(shared_bytes)

@@ -12,7 +12,8 @@ from gpu_ops.cuda_ops import element_bytes
 Tensor = torch.Tensor
 
 _THREADS: Final = 256  # as in csrc/sample.cu
-_CHUNK: Final = _THREADS * 64
+_CHUNK_BYTES: Final = _THREADS * 128
+_WIDEST: Final = 4  # bytes of a logit
 _MAX_CHUNKS: Final = _THREADS
 _SUM_WORDS: Final = 4
 
@@ -36,12 +37,12 @@ class Sampler:
     """
 
     def __init__(self, max_rows: int, vocabulary: int, device: torch.device) -> None:
-        chunks = -(-vocabulary // _CHUNK)
+        chunks = _chunks(vocabulary, _WIDEST)
         if chunks > _MAX_CHUNKS:
-            limit = _MAX_CHUNKS * _CHUNK
+            limit = _MAX_CHUNKS * _CHUNK_BYTES // _WIDEST
             raise ValueError(f"a vocabulary of {vocabulary} ids is over the kernel's {limit}")
-        self._chunks = chunks
         self._sums = torch.empty((max_rows, chunks, _SUM_WORDS), dtype=torch.int32, device=device)
+        self._maxima = torch.empty((max_rows, chunks, _THREADS), device=device)
         self._arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     def sample_into(
@@ -66,20 +67,28 @@ class Sampler:
         if n > len(self._arrived):
             raise ValueError(f"{n} rows of logits, but room for {len(self._arrived)}")
         if n:
-            _sample(element_bytes(logits)).launch(
-                (self._chunks, n), _THREADS,
+            width = element_bytes(logits)
+            _sample(width).launch(
+                (_chunks(vocabulary, width), n), _THREADS,
                 logits.data_ptr(), 0 if rows is None else rows.data_ptr(),
                 state.temperature.data_ptr(), state.top_k.data_ptr(), state.top_p.data_ptr(),
                 state.min_p.data_ptr(), state.seed_lo.data_ptr(), state.seed_hi.data_ptr(),
                 position.data_ptr(), ids.data_ptr(),
                 0 if last_token is None else last_token.data_ptr(),
-                self._sums.data_ptr(), self._arrived.data_ptr(), vocabulary, logits.stride(0),
+                self._sums.data_ptr(), self._maxima.data_ptr(), self._arrived.data_ptr(),
+                vocabulary, logits.stride(0),
+                shared_bytes=2 * _CHUNK_BYTES,
             )  # fmt: skip
+
+
+def _chunks(vocabulary: int, element_bytes: int) -> int:
+    return -(-vocabulary * element_bytes // _CHUNK_BYTES)
 
 
 @functools.cache
 def _sample(element_bytes: int) -> Kernel:
-    return kernel("sample.cu", "sample", "P" * 13 + "ii", {"ELEMENT_BYTES": element_bytes})
+    run = kernel("sample.cu", "sample", "P" * 14 + "ii", {"ELEMENT_BYTES": element_bytes})
+    return run.allow_shared(2 * _CHUNK_BYTES)
 
 
 def sample(

@@ -82,9 +82,61 @@ def test_a_chain_under_graph_capture() -> None:
         assert torch.equal(residual, once)
 
 
+@pytest.mark.parametrize("rows", [1, 33, 64, 65, 96, 127, 128, 129, 153, 193, 256])
+@pytest.mark.parametrize(
+    ("size", "outputs"), [(1024, 4096), (2048, 1024), (3072, 1024), (1024, 6144), (64, 64)]
+)
+def test_products_of_many_rows(rows: int, size: int, outputs: int) -> None:
+    x, weight = random(rows, size), random(outputs, size) / size**0.5
+    assert cuda_linear.takes_many(rows, weight)
+    exact = x.double() @ weight.double().T
+    assert_near(cuda_linear.many_linear(x, weight), exact, "many_linear")
+    gate, up = exact.chunk(2, dim=-1)
+    out = cuda_linear.many_linear_silu_mul(x, weight)
+    assert_near(out, gate * gate.sigmoid() * up, "many_linear_silu_mul")
+
+
+@pytest.mark.parametrize("columns", [64, 96, 128])
+@pytest.mark.parametrize("splits", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [3, 4])
+def test_every_way_to_cut_a_product_up(columns: int, splits: int, stages: int) -> None:
+    x, weight = random(200, 1024), random(1024, 1024) / 32
+    tuning = cuda_linear.ManyTuning(columns, splits, stages)
+    exact = x.double() @ weight.double().T
+    for _ in range(3):
+        assert_near(cuda_linear.many_linear(x, weight, tuning), exact, f"{tuning}")
+
+
+def test_a_chain_of_many_rows_under_graph_capture() -> None:
+    x, first, second = random(150, 1024), random(6144, 1024) / 32, random(1024, 3072) / 16
+    outs: list[Tensor] = []
+
+    def run() -> None:
+        y = x
+        for _ in range(6):
+            y = cuda_linear.many_linear(cuda_linear.many_linear_silu_mul(y, first), second)
+        outs[:] = [y]
+
+    run()
+    torch.cuda.synchronize()
+    once = outs[0].clone()
+    assert bool(once.isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(20):
+        outs[0].fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(outs[0], once)
+
+
 def test_what_it_does_not_take() -> None:
     weight = random(64, 64)
     assert not cuda_linear.takes(33, weight) and not cuda_linear.takes(0, weight)
     assert not cuda_linear.takes(1, random(24, 64)) and not cuda_linear.takes(1, random(64, 40))
     assert not cuda_linear.takes(1, weight.float())
     assert not cuda_linear.takes(1, random(16, 12288))
+    assert not cuda_linear.takes_many(257, weight)
+    assert not cuda_linear.takes_many(64, random(32, 64))
+    assert not cuda_linear.takes_many(64, random(64, 96))

@@ -93,6 +93,17 @@ def test_filters(dtype: torch.dtype) -> None:
     rows.check(f"filters {dtype}")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocabulary", [151936, 32003])
+def test_filters_as_models_use_them(dtype: torch.dtype, vocabulary: int) -> None:
+    """Few likely ids, so that the filters find them without reading the row again."""
+    rows = Rows(48, vocabulary, dtype)
+    rows.logits[:, 7000:7040] += 14
+    rows.top_k[::3], rows.top_p[::2], rows.min_p[::5] = 20, 0.95, 0.02
+    rows.top_k[7], rows.top_k[9] = 500, 1
+    rows.check(f"likely ids {dtype} {vocabulary}")
+
+
 def test_flat_and_peaked_rows() -> None:
     rows = Rows(40, 151936, torch.bfloat16)
     rows.logits[:20] = 0.5  # uniform: the id is u times the vocabulary

@@ -1,0 +1,188 @@
+// x Wᵀ for some dozens of rows of x, with silu · mul after it.
+//
+// A block owns 64 rows of W and COLUMNS rows of x, one product of a warpgroup at a time over 64 of k.
+// SPLITS blocks, a cluster, share k out and add up through each other's shared memory. One thread
+// streams tiles into a ring. W never changes, so the ring's W halves are requested before the wait
+// for the previous kernel: weights arrive while other kernels run.
+//
+// The tile of W is [4, 2, 8] rows by its tensor map: 64 rows in a row, or, for SILU_MUL, 8 of the gate
+// and the same 8 of up in turn, so that one lane's sums are a gate and its up.
+//
+// Compiled for sm_90a with COLUMNS (64, 96, 128), SPLITS (a power of two up to 8), STAGES, SILU_MUL.
+#include "pipeline.cuh"
+#include "warpgroup.cuh"
+
+constexpr int ROWS = 64, BLOCK_K = 64;
+constexpr int W_BYTES = ROWS * BLOCK_K * 2;
+constexpr int X_BYTES = COLUMNS * BLOCK_K * 2;
+constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int CONSUMERS = 128;
+constexpr int SUM_STRIDE = ROWS + 4;  // floats between columns: no bank conflicts
+constexpr int OUTPUTS = SILU_MUL ? ROWS / 2 : ROWS;
+
+struct __align__(64) TensorMap {
+    u64 words[16];
+};
+
+__device__ __forceinline__ void copy_weights(u32 to, const TensorMap* map, int k, int tile,
+                                             u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(to),
+        "l"(map), "r"(k), "r"(0), "r"(tile * 4), "r"(shared_address(barrier))
+        : "memory");
+}
+__device__ __forceinline__ void copy_columns(u32 to, const TensorMap* map, int k, int column,
+                                             u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(map), "r"(k), "r"(column), "r"(shared_address(barrier))
+        : "memory");
+}
+
+__device__ __forceinline__ int split_of_block() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return SPLITS > 1 ? rank : 0;
+}
+// All threads of the cluster's blocks; what they wrote to shared memory is seen after it.
+__device__ __forceinline__ void meet() {
+    if (SPLITS == 1) {
+        __syncthreads();
+        return;
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ float4 load_of(u32 address, int split) {
+    if (SPLITS > 1)
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(split));
+    float4 x;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address));
+    return x;
+}
+
+// Eight sums over all splits, from float `at` of the sums on.
+__device__ __forceinline__ void add_splits(u32 sums, int at, float (&x)[8]) {
+    for (int i = 0; i < 8; i++) x[i] = 0.f;
+#pragma unroll
+    for (int split = 0; split < SPLITS; split++) {
+        float4 a = load_of(sums + at * 4, split), b = load_of(sums + at * 4 + 16, split);
+        x[0] += a.x, x[1] += a.y, x[2] += a.z, x[3] += a.w;
+        x[4] += b.x, x[5] += b.y, x[6] += b.z, x[7] += b.w;
+    }
+}
+
+__device__ __forceinline__ void stream(u32 stages, u64* full, u64* empty, const TensorMap* weight,
+                                       const TensorMap* x, int tile, int column, int split,
+                                       int blocks) {
+    int k0 = split * blocks * BLOCK_K;
+    int ahead = min(blocks, STAGES);
+    for (int i = 0; i < ahead; i++) {
+        barrier_expect(full + i, STAGE_BYTES);
+        copy_weights(stages + i * STAGE_BYTES, weight, k0 + i * BLOCK_K, tile, full + i);
+    }
+    wait_for_previous();
+    let_next_start();
+    for (int i = 0; i < ahead; i++)
+        copy_columns(stages + i * STAGE_BYTES + W_BYTES, x, k0 + i * BLOCK_K, column, full + i);
+    for (int i = ahead; i < blocks; i++) {
+        int stage = i % STAGES;
+        u32 at = stages + stage * STAGE_BYTES;
+        barrier_wait(empty + stage, (i / STAGES + 1) & 1);
+        barrier_expect(full + stage, STAGE_BYTES);
+        copy_weights(at, weight, k0 + i * BLOCK_K, tile, full + stage);
+        copy_columns(at + W_BYTES, x, k0 + i * BLOCK_K, column, full + stage);
+    }
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 2], u32 stages, u64* full,
+                                         u64* empty, int blocks) {
+    for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.f;
+    for (int i = 0; i < blocks; i++) {
+        int stage = i % STAGES;
+        barrier_wait(full + stage, i / STAGES & 1);
+        u64 a = operand(stages + stage * STAGE_BYTES);
+        u64 b = operand(stages + stage * STAGE_BYTES + W_BYTES);
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < BLOCK_K / 16; k++) multiply_add_async(sums, a + 2 * k, b + 2 * k);
+        close_products();
+        // The products before these are done: their stage is free.
+        wait_products<1>();
+        if (i > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + (i - 1) % STAGES);
+    }
+    wait_products<0>();
+}
+
+// The block's sums, transposed: column by column.
+__device__ __forceinline__ void lay_down(const float (&sums)[COLUMNS / 2], float* to) {
+    int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j++) {
+        float* at = to + (8 * j + column) * SUM_STRIDE + row;
+        at[0] = sums[4 * j];
+        at[SUM_STRIDE] = sums[4 * j + 1];
+        at[8] = sums[4 * j + 2];
+        at[SUM_STRIDE + 8] = sums[4 * j + 3];
+    }
+}
+
+// This block's share of the columns, to out[rows, outputs].
+__device__ __forceinline__ void write(u32 sums, u16* out, int tile, int column0, int rows,
+                                      int outputs, int split) {
+    constexpr int OWN = COLUMNS / SPLITS, GROUPS = OUTPUTS / 8;
+    for (int item = threadIdx.x; item < OWN * GROUPS; item += CONSUMERS) {
+        int column = split * OWN + item / GROUPS, group = item % GROUPS;
+        if (column0 + column >= rows) break;
+        float x[8];
+        int at = column * SUM_STRIDE + group * (SILU_MUL ? 16 : 8);
+        add_splits(sums, at, x);
+        if (SILU_MUL) {
+            float up[8];
+            add_splits(sums, at + 8, up);
+            unpack(pack(up), up);  // rounded, as the product and its silu apart would be
+            unpack(pack(x), x);
+            for (int i = 0; i < 8; i++) x[i] = x[i] / (1.f + __expf(-x[i])) * up[i];
+        }
+        u16* to = out + (size_t)(column0 + column) * outputs + tile * OUTPUTS + group * 8;
+        *(uint4*)to = pack(x);
+    }
+}
+
+// Grid (outputs / OUTPUTS * SPLITS, rows / COLUMNS rounded up), clusters of SPLITS, 160 threads.
+// `outputs` is the width of out; `blocks` of 64 k to each split.
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32)
+    decode_linear(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,
+                  u16* out, int rows, int outputs, int blocks) {
+    extern __shared__ unsigned char memory[];
+    __shared__ u64 full[STAGES], empty[STAGES];
+    // Swizzling counts from multiples of 1024 bytes.
+    u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
+    float* sums_at = (float*)(memory + (stages - shared_address(memory)));
+    int split = split_of_block(), tile = blockIdx.x / SPLITS, column = blockIdx.y * COLUMNS;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, CONSUMERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x < CONSUMERS) {
+        float sums[COLUMNS / 2];
+        multiply(sums, stages, full, empty, blocks);
+        // All four warps must be done with the ring before the sums take its place.
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+        lay_down(sums, sums_at);
+    } else if (threadIdx.x == CONSUMERS) {
+        stream(stages, full, empty, &weight, &x, tile, column, split, blocks);
+    }
+    __syncwarp();
+    meet();
+    if (threadIdx.x < CONSUMERS) write(stages, out, tile, column, rows, outputs, split);
+    if (SPLITS > 1) meet();  // no block leaves while others read its sums
+}

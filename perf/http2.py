@@ -1,0 +1,208 @@
+"""An HTTP/2 connection for httpx that tells the server when a stream is left.
+
+httpx's own (httpcore 1.0) drops a response that is not read to its end without a word: no
+RST_STREAM, so that the server works on, for nobody. Load that leaves must be seen to leave.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from typing import Final, cast
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import httpx
+
+WINDOW_BYTES: Final = 1 << 24  # never a reason to wait: what comes is read at once
+
+_CLOSED: Final = "the connection is closed"
+
+
+class _Stream(httpx.AsyncByteStream):
+    """One request's answer as it comes in. Owned by the loop."""
+
+    def __init__(self, connection: "_Connection", stream_id: int) -> None:
+        self._connection = connection
+        self._id = stream_id
+        self.head: asyncio.Future[list[tuple[bytes, bytes]]] = asyncio.Future()
+        self.room = asyncio.Event()  # set whenever more of the request may be sent
+        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: the end
+        self.error: str | None = None
+        self.ended = False
+
+    def fail(self, error: str) -> None:
+        self.ended, self.error = True, error
+        if not self.head.done():
+            self.head.set_exception(httpx.RemoteProtocolError(error))
+            self.head.exception()  # nobody may be waiting for it
+        self.room.set()
+        self.parts.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (part := await self.parts.get()) is not None:
+            yield part
+        if self.error is not None:
+            raise httpx.RemoteProtocolError(self.error)
+
+    async def aclose(self) -> None:
+        self._connection.leave(self._id)
+
+
+class _Connection(asyncio.Protocol):
+    """Owned by the loop."""
+
+    def __init__(self) -> None:
+        config = h2.config.H2Configuration(header_encoding=None, validate_inbound_headers=False)
+        self._h2 = h2.connection.H2Connection(config)
+        self._streams: dict[int, _Stream] = {}
+        self._transport: asyncio.Transport | None = None
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(WINDOW_BYTES)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for stream in self._streams.values():
+            stream.fail(f"{_CLOSED}: {exc}")
+        self._streams.clear()
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self._h2.receive_data(data)
+        except h2.exceptions.ProtocolError as error:
+            self.close(f"the server broke the protocol: {error}")
+            return
+        for event in events:
+            self._take(event)
+        self._flush()
+
+    def _take(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.DataReceived) and event.flow_controlled_length:
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        if isinstance(event, (h2.events.WindowUpdated, h2.events.RemoteSettingsChanged)):
+            for stream in self._streams.values():
+                stream.room.set()
+        stream_id = getattr(event, "stream_id", None)
+        stream = self._streams.get(stream_id) if stream_id else None
+        if stream is None:
+            return
+        if isinstance(event, h2.events.ResponseReceived):
+            stream.head.set_result(cast(list[tuple[bytes, bytes]], event.headers))
+        elif isinstance(event, h2.events.DataReceived) and event.data:
+            stream.parts.put_nowait(event.data)
+        elif isinstance(event, h2.events.StreamEnded):
+            stream.ended = True
+            stream.parts.put_nowait(None)
+        elif isinstance(event, h2.events.StreamReset):
+            stream.fail(f"the server reset the stream: {event.error_code}")
+
+    # What the transport calls
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def send(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        stream_id = self._h2.get_next_available_stream_id()
+        stream = self._streams[stream_id] = _Stream(self, stream_id)
+        try:
+            self._h2.send_headers(stream_id, _headers(request), end_stream=not body)
+            self._flush()
+            if body:
+                await self._send_body(stream, stream_id, body)
+            head = await stream.head
+        except BaseException:  # a cancellation, for the most part
+            self.leave(stream_id)
+            raise
+        status = next(int(value) for name, value in head if name == b":status")
+        headers = [(name, value) for name, value in head if not name.startswith(b":")]
+        return httpx.Response(
+            status, headers=headers, stream=stream, extensions={"http_version": b"HTTP/2"}
+        )
+
+    async def _send_body(self, stream: _Stream, stream_id: int, body: bytes) -> None:
+        sent = 0
+        while sent < len(body) and not stream.ended:
+            room = self._h2.local_flow_control_window(stream_id)
+            size = min(room, self._h2.max_outbound_frame_size, len(body) - sent)
+            if size == 0:
+                stream.room.clear()
+                await stream.room.wait()
+                continue
+            is_last = sent + size == len(body)
+            self._h2.send_data(stream_id, body[sent : sent + size], end_stream=is_last)
+            self._flush()
+            sent += size
+
+    def leave(self, stream_id: int) -> None:
+        """Resets the stream where it has not ended."""
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None and not stream.ended and self.is_open:
+            self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+            self._flush()
+
+    def close(self, reason: str = _CLOSED) -> None:
+        for stream in self._streams.values():
+            stream.fail(reason)
+        self._streams.clear()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            self._transport.write(self._h2.data_to_send())
+
+
+class Http2Transport(httpx.AsyncBaseTransport):
+    """One connection for all requests to one server, opened at the first. Owned by the loop."""
+
+    def __init__(self) -> None:
+        self._connection: _Connection | None = None
+        self._opening = asyncio.Lock()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        async with self._opening:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await _open(request.url)
+        return await self._connection.send(request, body)
+
+    async def aclose(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+async def _open(url: httpx.URL) -> _Connection:
+    context = None
+    if url.scheme == "https":
+        context = ssl._create_unverified_context()
+        context.set_alpn_protocols(["h2"])
+    port = url.port or (443 if context else 80)
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            _Connection, url.host, port, ssl=context
+        )
+    except OSError as error:
+        raise httpx.ConnectError(str(error)) from error
+    return connection
+
+
+def _headers(request: httpx.Request) -> list[tuple[bytes, bytes]]:
+    url = request.url
+    dropped = (b"host", b"connection", b"transfer-encoding")
+    return [
+        (b":method", request.method.encode()),
+        (b":scheme", url.scheme.encode()),
+        (b":authority", url.netloc),
+        (b":path", url.raw_path),
+        *((name.lower(), value) for name, value in request.headers.raw
+          if name.lower() not in dropped),
+    ]  # fmt: skip
