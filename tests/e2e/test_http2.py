@@ -29,7 +29,7 @@ async def read(client: httpx.AsyncClient, index: int, begun: asyncio.Barrier) ->
         assert (response.status_code, response.http_version) == (200, "HTTP/2")
         await begun.wait()
         async for line in response.aiter_lines():
-            if line and line != "data: [DONE]":
+            if line.startswith("data: {"):
                 text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
     return text
 
