@@ -88,14 +88,14 @@ class _Connection(asyncio.Protocol):
         if isinstance(event, h2.events.DataReceived) and event.flow_controlled_length:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         if isinstance(event, (h2.events.WindowUpdated, h2.events.RemoteSettingsChanged)):
-            for stream in self._streams.values():
-                stream.room.set()
+            for waiting in self._streams.values():
+                waiting.room.set()
         stream_id = getattr(event, "stream_id", None)
         stream = self._streams.get(stream_id) if stream_id else None
         if stream is None:
             return
         if isinstance(event, h2.events.ResponseReceived):
-            stream.head.set_result(cast(list[tuple[bytes, bytes]], event.headers))
+            stream.head.set_result(event.headers)
         elif isinstance(event, h2.events.DataReceived) and event.data:
             stream.parts.put_nowait(event.data)
         elif isinstance(event, h2.events.StreamEnded):
