@@ -84,7 +84,7 @@ class Layer:
         table = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
         for row, part in enumerate(order.split(counts)):
             table[row, : counts[row]] = part
-        shape = (pages, PAGE_SIZE, kv_heads, head_dim)
+        shape = (pages, page_size, kv_heads, head_dim)
         self.k, self.v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
         self.page_table = table.cuda()
         self.kv_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
