@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from engine.model_config import ModelConfig
 from gpu_ops.batch import FusedAttentionPlan
 from gpu_ops.cuda_decode import (
+    FEW_ROWS,
     TILE,
     DecodeAttention,
     DecodeInputs,
-    DecodeTuning,
     HeadTransform,
     StepState,
+    decode_tuning,
 )
 from gpu_ops.plain_decode import PlainDecodeAttention
 from gpu_ops.row_state import gather_tokens
@@ -109,7 +110,8 @@ class DecodeAttentions:
         windows = sorted(set(config.windows), key=lambda window: window or 0)
         with_kernel = device.type == "cuda" and _kernel_takes(config, dtype, page_size)
         self._by_rows: list[tuple[int, ByWindow]] = []  # up to so many rows, ascending
-        for most, tuning in _tunings(config.kv_heads, max_rows):
+        for most in sorted({min(FEW_ROWS, max_rows), max_rows}):
+            tuning = decode_tuning(most, config.heads, config.kv_heads)
             by_window: ByWindow = {}
             for window in windows:
                 by_window[window] = PlainDecodeAttention(page_size, window)
@@ -138,19 +140,6 @@ def _kernel_takes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> bo
         and page_size & (page_size - 1) == 0
         and config.heads // config.kv_heads <= 8
     )
-
-
-def _tunings(kv_heads: int, max_rows: int) -> list[tuple[int, DecodeTuning]]:
-    """(up to so many rows, tuning), ascending; as sweeps of perf/bench_kernels.py found best."""
-
-    def heads(most: int) -> int:
-        return max(count for count in range(1, most + 1) if kv_heads % count == 0)
-
-    return [
-        (min(4, max_rows), DecodeTuning(1, ring_bytes=98_304)),
-        (min(31, max_rows), DecodeTuning(heads(2), 2, ring_bytes=150_000)),
-        (max_rows, DecodeTuning(heads(8), ring_bytes=150_000)),
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ import perf  # noqa: F401  (the path)
 from gpu_ops import cuda_linear, cuda_ops
 from gpu_ops.cuda_decode import (
     DecodeAttention,
-    DecodeTuning,
     HeadTransform,
     StepState,
     decode_inputs,
+    decode_tuning,
 )
 from gpu_ops.cuda_sampling import Sampler
 from perf.bench_kernels import sampling_state
@@ -59,17 +59,6 @@ SHAPES: Final = {
 
 def random_bf16(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, shape[-1] ** -0.5)
-
-
-def tuning_for(batch: int) -> DecodeTuning:
-    """As sweeps of `perf.bench_kernels` found best for eight key-value heads."""
-    if batch <= 4:
-        return DecodeTuning(1, ring_bytes=98_304)
-    return (
-        DecodeTuning(2, 2, ring_bytes=150_000)
-        if batch < 32
-        else DecodeTuning(8, ring_bytes=150_000)
-    )
 
 
 class Layer:
@@ -111,7 +100,7 @@ class Step:
         self.shape, self.layers, self.table = shape, layers, table
         self.attention = DecodeAttention(
             shape.q_heads, shape.kv_heads, shape.head_dim, PAGE_SIZE, batch, device,
-            tuning_for(batch),
+            decode_tuning(batch, shape.q_heads, shape.kv_heads),
         )  # fmt: skip
         angles = torch.rand(4096, shape.head_dim // 2, device=device)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)

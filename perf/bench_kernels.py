@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import perf  # noqa: F401  (the path)
 from gpu_ops import cuda_linear, cuda_ops
-from gpu_ops.cuda_decode import DecodeAttention, DecodeTuning
+from gpu_ops.cuda_decode import DecodeAttention, DecodeTuning, decode_tuning
 from gpu_ops.cuda_launch import multiprocessors
 from gpu_ops.cuda_linear import ManyTuning
 from gpu_ops.cuda_sampling import Sampler, SamplingState
@@ -31,7 +31,7 @@ PAGE_SIZE: Final = 64
 FLOOR_TB_S: Final = 4.1  # PERF.md's roof
 SWEEP: Final = (
     DecodeTuning(8),
-    DecodeTuning(8, ring_bytes=150_000),
+    DecodeTuning(8, ring_bytes=160_000),
     DecodeTuning(4),
     DecodeTuning(4, 2),
     DecodeTuning(2),
@@ -127,15 +127,15 @@ def attention_rows(timer: ColdTimer, sweep: bool) -> Iterator[dict[str, Any]]:
     """The 0.6B shape over all scenarios, then the larger models' on two."""
     for name, lengths in scenarios().items():
         layer = Layer(lengths, 16, 8)
-        for tuning in SWEEP if sweep else (DecodeTuning(8, ring_bytes=150_000),):
+        for tuning in SWEEP if sweep else (decode_tuning(len(lengths), 16, 8),):
             yield figure(
                 f"attention 16/8 {name} {label(tuning)}", timer, layer.run(layer.attention(tuning)),
                 layer.bytes,
             )  # fmt: skip
-    for q_heads, kv_heads, heads in ((32, 8, 8), (40, 8, 8), (64, 8, 4), (32, 4, 4)):
+    for q_heads, kv_heads in ((32, 8), (40, 8), (64, 8), (32, 4)):
         for name in ("256 x 600", "live 153 after 400"):
             layer = Layer(scenarios()[name], q_heads, kv_heads)
-            tuning = DecodeTuning(heads, ring_bytes=150_000)
+            tuning = decode_tuning(len(layer.kv_lens), q_heads, kv_heads)
             yield figure(
                 f"attention {q_heads}/{kv_heads} {name}", timer,
                 layer.run(layer.attention(tuning)), layer.bytes,
@@ -235,7 +235,7 @@ def layout_rows(timer: ColdTimer) -> Iterator[dict[str, Any]]:
     for page_size in (16, 64, 256):
         for shuffled in (True, False):
             layer = Layer([1024] * 256, 16, 8, page_size=page_size, shuffled=shuffled)
-            tuning = DecodeTuning(8, ring_bytes=150_000)
+            tuning = decode_tuning(256, 16, 8)
             yield figure(
                 f"attention 256 x 1024 page {page_size} {'shuffled' if shuffled else 'in order'}",
                 timer, layer.run(layer.attention(tuning)), layer.bytes,
@@ -270,7 +270,7 @@ def main(sweep: bool, only: str) -> None:
         rows += layout_rows(timer)
     for n in (256, 128, 1) if only in ("", "small") else ():
         rows += small_rows(timer, n, 1024, 3072)
-    for n in (128, 64, 32) if only in ("", "linear") else ():
+    for n in (256, 128, 64) if only in ("", "linear") else ():
         rows += linear_rows(timer, n, sweep)
     figures = {"ceilings": measured, **device_facts(), "floor_tb_s": FLOOR_TB_S, "rows": rows}
     print(save("bench_kernels_sweep" if sweep else "bench_kernels", figures, figures["gpu"]))

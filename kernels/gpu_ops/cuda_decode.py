@@ -26,12 +26,26 @@ _STREAMERS: Final = 4  # as in csrc/decode_attention.cu
 
 @dataclass(frozen=True, slots=True)
 class DecodeTuning:
-    """How the work is shared out. The defaults were measured on an H200 (perf/LOG.md)."""
+    """How the work is shared out; `decode_tuning` chooses."""
 
     heads_per_block: int  # key-value heads; divides their number
     blocks_per_multiprocessor: int = 1
     min_tiles: int = 1  # that a block takes
     ring_bytes: int = _SHARED_BYTES  # at most, per multiprocessor: the rest is for the next kernel
+
+
+FEW_ROWS: Final = 31  # up to so many, `decode_tuning` differs
+
+
+def decode_tuning(rows: int, q_heads: int, kv_heads: int) -> DecodeTuning:
+    """The fastest found for up to `rows` sequences (perf/LOG.md): few share their heads out too.
+
+    One head to a block saves a microsecond at one short sequence and costs 80 at a long one.
+    """
+    few = rows <= FEW_ROWS
+    most = 2 if few else 8 if q_heads // kv_heads <= 5 else 4
+    heads = max(heads for heads in range(1, most + 1) if kv_heads % heads == 0)
+    return DecodeTuning(heads, 2 if few else 1, ring_bytes=160_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +263,8 @@ def ring_of(tuning: DecodeTuning, group: int, head_dim: int) -> tuple[int, int]:
     if tuning.blocks_per_multiprocessor > 1:
         budget -= 1024  # the system's own, per block
     stages = min(_MAX_STAGES, budget // stage)
+    if stages < 2:
+        raise ValueError(f"{tuning} leaves room for {stages} tiles of {stage} bytes: two at least")
     return stages, stages * stage
 
 

@@ -17,7 +17,8 @@ from gpu_ops.cuda_tensor_map import tensor_map
 
 Tensor = torch.Tensor
 
-MAX_ROWS: Final = 32  # of the products with fused norms
+# Where each is the fastest, measured on an H200 (perf/LOG.md).
+MAX_ROWS: Final = 16  # of the products with fused norms
 MAX_MANY_ROWS: Final = 256
 _ROWS_PER_BLOCK: Final = 16  # of the weight
 _THREADS: Final = 256
@@ -176,11 +177,11 @@ def _many_columns(rows: int) -> int:
 
 
 def _splits(blocks: int, size: int, resident: int) -> int:
-    """Blocks that share k out: a power of two that fills the device in one go."""
+    """Blocks that share k out: a power of two that keeps half the device busy."""
     splits = 1
     while (
         splits < _MAX_SPLITS
-        and blocks * splits * 2 <= resident
+        and blocks * splits * 4 <= resident
         and size % (_BLOCK_K * splits * 2) == 0
     ):
         splits *= 2

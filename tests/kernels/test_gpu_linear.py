@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 LIMIT = 8e-3
 EPS = 1e-6
 SIZES = [(1024, 4096), (2048, 1024), (3072, 1024), (576, 960), (32, 16)]  # of x's rows, outputs
-ROWS = [1, 2, 7, 8, 9, 17, 32]
+ROWS = [1, 2, 7, 8, 9, 16]
 
 
 def random(*shape: int) -> Tensor:
@@ -133,7 +133,7 @@ def test_a_chain_of_many_rows_under_graph_capture() -> None:
 
 def test_what_it_does_not_take() -> None:
     weight = random(64, 64)
-    assert not cuda_linear.takes(33, weight) and not cuda_linear.takes(0, weight)
+    assert not cuda_linear.takes(17, weight) and not cuda_linear.takes(0, weight)
     assert not cuda_linear.takes(1, random(24, 64)) and not cuda_linear.takes(1, random(64, 40))
     assert not cuda_linear.takes(1, weight.float())
     assert not cuda_linear.takes(1, random(16, 12288))

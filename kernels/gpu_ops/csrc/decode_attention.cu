@@ -20,7 +20,7 @@
 //   only it and the queries are read after the wait for the previous kernel.
 // - `arrived` is 0 between launches: the last to arrive sets it back.
 // - Output of a sequence without keys is 0.
-#include "decode_head.cuh"
+#include "decode_merge.cuh"
 #include "pipeline.cuh"
 
 constexpr int STREAMERS = 4;
@@ -76,23 +76,26 @@ struct Streamer {
         barrier_expect(full, bytes);
         size_t step = (size_t)args.kv_heads * HEAD_DIM;
         size_t from = slot * step + head0 * HEAD_DIM;
+        const u16 *keys = args.k_cache + from, *values = args.v_cache + from;
+        const u16* new_key = row_of_q(tile.sequence) + (args.kv_heads * GROUP + head0) * HEAD_DIM;
+        int from_qkv = FUSED && tile.newest >= 0 ? tile.tokens - 1 : TILE;
 #pragma unroll
-        for (int i = 0; i < TILE / STREAMERS; i++) {
-            int t = number + i * STREAMERS;
-            if (t >= tile.tokens) break;
-            const u16 *key = args.k_cache + from + t * step, *value = args.v_cache + from + t * step;
-            if (FUSED && tile.newest >= 0 && t == tile.tokens - 1) {
-                key = row_of_q(tile.sequence) + (args.kv_heads * GROUP + head0) * HEAD_DIM;
-                value = key + step;
-            }
-            copy(to + t * TOKEN_STRIDE, key, TOKEN_BYTES, full, policy);
-            copy(to + TILE_BYTES + t * TOKEN_STRIDE, value, TOKEN_BYTES, full, policy);
-        }
+        for (int t = number; t < TILE; t += STREAMERS)
+            if (t < tile.tokens)
+                copy(to + t * TOKEN_STRIDE, t == from_qkv ? new_key : keys + t * step, TOKEN_BYTES,
+                     full, policy);
+        to += TILE_BYTES;
+#pragma unroll
+        for (int t = number; t < TILE; t += STREAMERS)
+            if (t < tile.tokens)
+                copy(to + t * TOKEN_STRIDE, t == from_qkv ? new_key + step : values + t * step,
+                     TOKEN_BYTES, full, policy);
+        to += TILE_BYTES;
         if (number == 0) {
             if (tile.first && waited) copy_query(stage, tile.sequence);
             else if (tile.first) query_due = tile.sequence;
             if (angles)
-                copy(to + 2 * TILE_BYTES + QUERY_BYTES,
+                copy(to + QUERY_BYTES,
                      args.cos_sin + (size_t)tile.position * HEAD_DIM, ANGLE_BYTES, full, policy);
         }
         filled++;
