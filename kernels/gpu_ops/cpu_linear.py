@@ -1,7 +1,7 @@
 """Matrix products on the CPU with weights laid out as oneDNN wants them.
 
-A packed product of one row takes 22 ms where F.linear takes 40 ms over SmolLM2-135M's layers, and
-46 ms against 59 ms for 16 rows (float32, 2-core AVX2 machine); prefill is level.
+Over SmolLM2-135M's layers, packed against F.linear (float32, two AVX2 cores): 1 row 32 and 39 ms,
+4 rows 41 and 56, 16 rows 55 and 111, 256 rows 362 and 783.
 """
 
 import torch
