@@ -46,9 +46,9 @@ from tests.checkpoints import build_checkpoint, save_tokenizer
 HOUSE: Final = 25
 CASES: Final = 100
 VOCAB: Final = 256
-REST_S: Final = 3.0  # for one client that leaves it is 1 s; here, 200 leave at once
+REST_S: Final = 10.0  # 200 leave at once, of a busy machine; for one, tests/e2e says 1 s
 FDS: Final = 4  # that may have been opened for good since the first reading
-CLOSED_S: Final = 5.0  # for the server to close the connections that its clients have closed
+CLOSED_S: Final = 15.0  # for the server to close the connections that its clients have closed
 # So heavy that requests wait for the engine, not the engine for the loops of clients and server.
 MODEL: Final[dict[str, Any]] = {
     "max_position_embeddings": 512, "hidden_size": 192, "intermediate_size": 512,
@@ -331,6 +331,7 @@ def figures_of(ledger: Ledger, log: str) -> dict[str, Any]:
     }
     fewest = min(r.occupancy["available_pages"] for r in ledger.readings)
     assert ledger.after is not None
+    warnings = [line for line in log.splitlines() if " WARNING " in line]
     return {
         "ends": dict(ledger.ends.most_common()),
         "visits": sum(ledger.ends.values()),
@@ -342,7 +343,8 @@ def figures_of(ledger: Ledger, log: str) -> dict[str, Any]:
         "threads_before_and_after": [r.threads for r in (ledger.readings[0], ledger.after)],
         "at_rest_s": ledger.rest_s,
         "connections_closed_s": ledger.closed_s,
-        "log_warnings": [line for line in log.splitlines() if " WARNING " in line][:20],
+        "log_warnings": len(warnings),
+        "first_warnings": warnings[:3],
         "errors": ledger.errors[:20],
         "wrong": judge(ledger, log),
     }
