@@ -1,9 +1,10 @@
 """Hypercorn's connections on a listening socket, for as long as the caller says.
 
-Hypercorn's own `serve` would do, but for two faults that end in an outage: a connection whose
-client has gone keeps its file descriptor until the keep-alive time is over (75 s here), and closing
-waits for connections without a limit. So the connection is Hypercorn's, with its first fault
-mended, and the loop that accepts is ours. The app has no lifespan, and gets no lifespan events.
+Hypercorn's own `serve` would do, but for three faults that end in an outage: a connection whose
+client has gone keeps its file descriptor until the keep-alive time is over (75 s here); one with
+HTTP/2 streams that the client had no window for keeps it, and their tasks, for ever; and closing
+waits for connections without a limit. So the connection is Hypercorn's, with the first two mended,
+and the loop that accepts is ours. The app has no lifespan, and gets no lifespan events.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from typing import Any, Final
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
+from hypercorn.events import Event, RawData, Updated
+from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.typing import AppWrapper
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
@@ -29,8 +31,13 @@ class Connection(TCPServer):
     _peer_has_gone = False
 
     async def protocol_send(self, event: Event) -> None:
-        """Like Hypercorn's, but a connection without a peer never becomes idle."""
+        """Like Hypercorn's, but a connection without a peer never becomes idle.
+
+        Nor is anything written to one that closes: asyncio would log a warning each time.
+        """
         if self._peer_has_gone and isinstance(event, Updated):
+            return
+        if isinstance(event, RawData) and self.writer.is_closing():
             return
         await super().protocol_send(event)
 
@@ -39,6 +46,14 @@ class Connection(TCPServer):
         self._peer_has_gone = True
         # The idle timer is a task that the connection's end would wait for.
         await self.idle_task.stop()
+        await self._free_senders()
+
+    async def _free_senders(self) -> None:
+        """Lets go whoever waits until an HTTP/2 stream's data is sent: nobody sends any more."""
+        http = self.protocol.protocol
+        if isinstance(http, H2Protocol):
+            for buffer in list(http.stream_buffers.values()):
+                await buffer.close()
 
 
 async def serve_connections(
