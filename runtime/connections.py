@@ -28,22 +28,24 @@ _TLS_SHUTDOWN_S: Final = 5.0  # for the peer's half of closing; asyncio's 30 s k
 class Connection(TCPServer):
     """One client's connection. Owned by the HTTP loop."""
 
-    _peer_has_gone = False
+    _is_over = False  # the peer has gone, or we cut it
 
     async def protocol_send(self, event: Event) -> None:
-        """Like Hypercorn's, but a connection without a peer never becomes idle.
+        """Like Hypercorn's, but a connection that is over never becomes idle.
 
         Nor is anything written to one that closes: asyncio would log a warning each time.
         """
-        if self._peer_has_gone and isinstance(event, Updated):
+        if self._is_over and isinstance(event, Updated):
             return
         if isinstance(event, RawData) and self.writer.is_closing():
             return
         await super().protocol_send(event)
 
     async def _read_data(self) -> None:
-        await super()._read_data()
-        self._peer_has_gone = True
+        try:
+            await super()._read_data()
+        finally:
+            self._is_over = True
         # The idle timer is a task that the connection's end would wait for.
         await self.idle_task.stop()
         await self._free_senders()

@@ -95,6 +95,8 @@ def test_clients_that_come_and_go_change_nobodys_text(server: ServerProcess, htt
             base_url=server.url, http1=not http2, http2=http2, timeout=SOON_S
         )
         async with client:
+            # httpcore (1.0) miscounts a connection's streams when its first request is cancelled.
+            await client.get("/health")
             visits = (visit(client, random.Random(seed), expected) for seed in range(CLIENTS))
             return await asyncio.gather(*visits)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -63,6 +64,16 @@ def test_what_could_not_be_sent_does_not_keep_the_connection(
     closed_s = time.monotonic()
     while open_files(server) > before:
         assert time.monotonic() - closed_s < 1.0
+
+
+def test_a_client_that_does_not_read_is_cut_without_a_trace() -> None:
+    with serving() as server:
+        server.ready()
+        peer = ask_with_closed_windows(server, body("hello", stream=True))
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_exit()
+        peer.close()
+        assert "Traceback" not in server.all_said()
 
 
 def test_nothing_is_written_to_a_connection_that_closes(
