@@ -66,11 +66,11 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Ends a request; the next output says so. Does nothing where it has already ended."""
-        self._scheduler.abort(request_id)
+        self._scheduler.end(request_id, Finish.ABORT)
 
     def stop_matched(self, request_id: int) -> None:
         """A stop string was found in the text: end it. Whoever found it tells the client."""
-        self._scheduler.abort(request_id, finish=Finish.STOP)
+        self._scheduler.end(request_id, Finish.STOP)
 
     @property
     def has_work(self) -> bool:
@@ -111,10 +111,10 @@ class Engine:
         return EngineStats(
             running=scheduler.running,
             waiting=len(scheduler.waiting),
-            free_pages=scheduler.pool.free_pages,
-            cached_pages=scheduler.cache.cached_pages,
-            evictable_pages=scheduler.cache.evictable_pages,
-            total_pages=scheduler.pool.capacity,
+            free_pages=scheduler.holdings.pool.free_pages,
+            cached_pages=scheduler.holdings.cache.cached_pages,
+            evictable_pages=scheduler.holdings.cache.evictable_pages,
+            total_pages=scheduler.holdings.pool.capacity,
             page_size=scheduler.page_size,
             steps=self._steps,
             retractions=scheduler.retractions,

@@ -2,25 +2,36 @@
 
 from typing import Final
 
-START: Final = 0.7  # of max_new_tokens, before anything was seen
+# Of one request's allowance no more than this is looked at: a chat without max_tokens may use the
+# whole context and hardly ever does. Retraction is there for those that do.
+FORESEEN_TOKENS: Final = 2048
+
+START: Final = 0.7  # the share, before anything was seen
+START_TOKENS: Final = 4 * FORESEEN_TOKENS  # how much that opinion weighs
 FLOOR: Final = 0.1
-WEIGHT: Final = 0.05  # of one finished request in the moving average
-RETRACTION: Final = 0.3  # what one retraction adds: the forecast was too low
+DECAY: Final = 0.95  # of what was seen before, with each request that finishes
+RETRACTION: Final = 0.3  # what one retraction adds to the share: it was too low
 
 
 class OutputForecast:
-    """A moving average of output length over allowance. Owned by the engine thread.
+    """Tokens made over tokens allowed, of the last requests. Owned by the engine thread.
 
     Admission reserves this share of everyone's remaining allowance, so that memory is used well
-    where most requests end early, and retractions stay rare where they do not.
+    where most requests end early, and retractions stay rare where they do not. Tokens are summed
+    before they are divided: many short answers do not hide a long one, which is what takes memory.
     """
 
-    def __init__(self) -> None:
-        self.share = START
+    def __init__(self, share: float = START) -> None:
+        self._made = share * START_TOKENS
+        self._allowed = float(START_TOKENS)
+
+    @property
+    def share(self) -> float:
+        return max(FLOOR, self._made / self._allowed)
 
     def finished(self, output_tokens: int, allowance_tokens: int) -> None:
-        self.share += WEIGHT * (output_tokens / allowance_tokens - self.share)
-        self.share = max(self.share, FLOOR)
+        self._made = DECAY * self._made + min(output_tokens, FORESEEN_TOKENS)
+        self._allowed = DECAY * self._allowed + min(allowance_tokens, FORESEEN_TOKENS)
 
     def retracted(self) -> None:
-        self.share = min(1.0, self.share + RETRACTION)
+        self._made = min(self._allowed, self._made + RETRACTION * self._allowed)

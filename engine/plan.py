@@ -5,8 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.descriptor import JOINED_WORDS, PAGE_WRITE_WORDS, SEGMENT_WORDS, StepDescriptor
-from engine.request import Int32Array
+from engine.descriptor import (
+    INT32_MAX,
+    JOINED_WORDS,
+    PAGE_WRITE_WORDS,
+    SEGMENT_WORDS,
+    StepDescriptor,
+)
+from engine.request import Int32Array, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,10 @@ class Draft:
         self._tokens: list[Int32Array] = []
         self._joined: list[Int32Array] = []
 
-    def join(self, words: Int32Array) -> None:
-        self._joined.append(words)
+    def join(self, row: int, request: Request, pages: Int32Array) -> None:
+        """A row's parameters and its first pages."""
+        self._joined.append(_joined_words(row, request))
+        self.write_pages(np.full(len(pages), row), np.arange(len(pages)), pages)
 
     def write_pages(
         self, rows: NDArray[np.intp], indices: NDArray[np.integer], pages: Int32Array
@@ -98,6 +106,16 @@ def page_writes(
 ) -> Int32Array:
     """[n, 3] int32: page_table[row, index] = page, for a descriptor."""
     return np.stack([rows, indices, pages], axis=1).astype(np.int32)
+
+
+def _joined_words(row: int, request: Request) -> Int32Array:
+    params = request.params
+    words = np.zeros(JOINED_WORDS, np.int32)
+    floats = words.view(np.float32)
+    words[0], words[2] = row, min(params.top_k, INT32_MAX)
+    floats[1], floats[3], floats[4] = params.temperature, params.top_p, params.min_p
+    words[5:7] = np.array([request.seed], np.uint64).view(np.int32)
+    return words
 
 
 def _stack(parts: list[Int32Array], columns: int) -> Int32Array:

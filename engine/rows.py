@@ -14,12 +14,15 @@ Pages of a row
 """
 
 import enum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.prefix_cache import Node
 from engine.request import Int32Array, Request
+
+STOP_IDS: Final = 4  # room for a model's EOS ids; a request with more makes every step slower
 
 
 class RowState(enum.IntEnum):
@@ -50,7 +53,9 @@ class Rows:
         self.pages = np.zeros(count, np.int32)
         self.shared = np.zeros(count, np.int32)
         self.last_step = np.zeros(count, np.int64)  # the last launched step that names the row
-        self.stop_ids = np.full((count, 4), -1, np.int32)  # -1 pads: it is never sampled
+        self._stop_ids = np.full((count, STOP_IDS), -1, np.int32)  # -1 pads: it is never sampled
+        self._stop_counts = np.zeros(count, np.int32)
+        self.stop_columns = STOP_IDS  # as many as the row in use with the most ids has
         self.page_table = np.zeros((count, self.max_pages), np.int32)
         self.tokens = np.zeros((count, max_model_len), np.int32)  # touched memory only is resident
         self.requests: list[Request | None] = [None] * count
@@ -74,16 +79,26 @@ class Rows:
         self.state[row] = RowState.FREE
         self.requests[row] = None
         self.nodes[row] = None
+        if self._stop_counts[row] > STOP_IDS:
+            self._stop_counts[row] = 0
+            self.stop_columns = max(STOP_IDS, int(self._stop_counts.max()))
         self._free.append(row)
 
     def set_stop_ids(self, row: int, ids: tuple[int, ...]) -> None:
         """The ids that end the row, in any number."""
-        width = self.stop_ids.shape[1]
-        if len(ids) > width:
-            pad = np.full((self.count, len(ids) - width), -1, np.int32)
-            self.stop_ids = np.concatenate([self.stop_ids, pad], axis=1)
-        self.stop_ids[row] = -1
-        self.stop_ids[row, : len(ids)] = ids
+        missing = len(ids) - self._stop_ids.shape[1]
+        if missing > 0:
+            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self._stop_ids[row] = -1
+        self._stop_ids[row, : len(ids)] = ids
+        self._stop_counts[row] = len(ids)
+        self.stop_columns = max(self.stop_columns, len(ids))
+
+    def is_stop_id(self, rows: NDArray[np.intp], token_ids: Int32Array) -> NDArray[np.bool_]:
+        """[n]: whether token_ids[i] ends rows[i]."""
+        ids = self._stop_ids[:, : self.stop_columns][rows]
+        ends: NDArray[np.bool_] = (ids == token_ids[:, None]).any(axis=1)
+        return ends
 
     def known_tokens(self, row: int) -> int:
         """Tokens of the row that the host knows: prompt and committed output."""

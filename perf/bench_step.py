@@ -125,7 +125,7 @@ def median_decode_launch_s(timed: TimedExecutor) -> float:
 def forget_prompts(engine: Engine) -> None:
     """So that the next run computes them again."""
     scheduler = engine._scheduler
-    scheduler.pool.give(scheduler.cache.clear())
+    scheduler.holdings.pool.give(scheduler.holdings.cache.clear())
 
 
 def decode_times(timed: TimedExecutor) -> dict[str, float]:

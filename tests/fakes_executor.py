@@ -121,7 +121,7 @@ def fake_engine(scheduler: Scheduler, executor: Executor, *, overlap: bool) -> E
     """An engine over a scheduler and an executor that nobody loaded."""
     facts = EngineFacts(
         max_model_len=scheduler.max_model_len,
-        kv_tokens=scheduler.pool.capacity * scheduler.page_size,
+        kv_tokens=scheduler.holdings.pool.capacity * scheduler.page_size,
         vocab_size=executor.vocab_size,
         page_size=scheduler.page_size,
         device="fake",

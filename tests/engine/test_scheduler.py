@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from engine.cache_factory import build_prefix_cache
+from engine.forecast import OutputForecast
 from engine.pages import PagePool
-from engine.request import Finish, Int32Array, Request, SamplingParams
+from engine.request import Finish, Int32Array, Request, SamplingParams, StepOutput
+from engine.rows import STOP_IDS, Rows, RowState
 from engine.scheduler import Scheduler
 from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
 
@@ -49,6 +51,10 @@ class Rig:
         self.scheduler.check_integrity()
         if output is None:
             return False
+        self.take(output)
+        return True
+
+    def take(self, output: StepOutput) -> None:
         for started in output.started:
             self.cached[started.request.id] = started.cached_tokens
         for number, token, finish in zip(
@@ -59,7 +65,6 @@ class Rig:
                 self.tokens[number].append(token)
             if finish:
                 self.finishes[number] = Finish(finish)
-        return True
 
     def drain(self) -> None:
         while self.engine.has_work:
@@ -124,7 +129,7 @@ def test_two_equal_prompts_of_one_step_end_up_on_the_same_pages() -> None:
         rig.submit(number, prompt_of(16), 12)
     for _ in range(3):
         rig.step()
-    tables = [rig.scheduler.rows.page_table[row, :4].tolist() for row in (0, 1)]
+    tables = [rig.scheduler.holdings.rows.page_table[row, :4].tolist() for row in (0, 1)]
     assert tables[0] == tables[1]
     rig.step()
     assert rig.executor.page_table[0, :4].tolist() == rig.executor.page_table[1, :4].tolist()
@@ -135,7 +140,7 @@ def test_two_equal_prompts_of_one_step_end_up_on_the_same_pages() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_pressure_retracts_the_youngest_and_everyone_still_ends_right(overlap: bool) -> None:
     rig = Rig(pages=17, max_running=4, overlap=overlap, max_model_len=60)
-    rig.scheduler.forecast.share = 0.0  # admit without thinking of the future
+    rig.scheduler.admission.forecast = OutputForecast(share=0.0)  # admit without much thought
     for number in range(4):
         rig.submit(number, prompt_of(9, seed=number), 40)
     rig.drain()
@@ -157,7 +162,7 @@ def test_an_abort_in_any_phase_gives_everything_back(steps: int, overlap: bool) 
     rig.drain()
     assert rig.finishes[1] in (Finish.ABORT, Finish.LENGTH)
     assert rig.tokens[2] == expected_output(prompt_of(8, seed=2), 3)
-    assert rig.engine.stats().running == 0 and rig.scheduler.rows.free == 1
+    assert rig.engine.stats().running == 0 and rig.scheduler.holdings.rows.free == 1
 
 
 def test_a_matched_stop_string_ends_the_request() -> None:
@@ -208,3 +213,47 @@ def test_seeds_and_parameters_reach_the_descriptor_bit_for_bit() -> None:
     assert floats[[1, 3, 4]].tolist() == np.array([0.7, 0.9, 0.05], np.float32).tolist()
     assert words[2] == 40
     assert int(words[5:7].view(np.uint64)[0]) == seed
+
+
+def test_a_request_that_fails_fails_alone_and_says_why() -> None:
+    rig = Rig(overlap=True)
+    rig.submit(1, prompt_of(5), 6)
+    rig.submit(2, prompt_of(6, seed=2), 6)
+    rig.step()
+    rig.scheduler.end(1, Finish.ERROR, "its grammar has no way on")
+    output = rig.engine.step()
+    assert output is not None and output.errors == ((1, "its grammar has no way on"),)
+    assert output.finishes[output.request_ids == 1].tolist() == [Finish.ERROR]
+    rig.take(output)
+    rig.drain()
+    assert rig.tokens[2] == expected_output(prompt_of(6, seed=2), 6)
+
+
+def test_what_was_not_admitted_is_not_looked_at_again_before_something_came_back() -> None:
+    rig = Rig(pages=17, max_model_len=60)
+    rig.submit(1, prompt_of(40), 20)
+    rig.submit(2, prompt_of(41, seed=2), 4)
+    matches = []
+    match = rig.scheduler.holdings.cache.match
+    rig.scheduler.holdings.cache.match = lambda *asked: matches.append(asked) or match(*asked)  # type: ignore
+    for _ in range(10):
+        rig.step()
+    assert rig.engine.stats().waiting == 1
+    assert len(matches) <= 3  # each once, and again when the first one's prompt was cached
+    rig.drain()
+    assert rig.tokens[2] == expected_output(prompt_of(41, seed=2), 4)
+
+
+def test_a_request_with_many_stop_ids_slows_nobody_who_comes_after_it() -> None:
+    rows = Rows(2, max_model_len=16, page_size=4)
+    first, second = rows.take(), rows.take()
+    rows.set_stop_ids(first, tuple(range(100, 200)))
+    rows.set_stop_ids(second, (7,))
+    sampled = np.array([first, second, second])
+    ids = np.array([199, 7, 8], np.int32)
+    assert rows.is_stop_id(sampled, ids).tolist() == [True, True, False]
+    assert rows.stop_columns == 100
+    rows.state[first] = RowState.ENDED
+    rows.give(first)
+    assert rows.stop_columns == STOP_IDS
+    assert rows.is_stop_id(np.array([second]), ids[1:2]).tolist() == [True]

@@ -113,10 +113,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         for number, request in self.requests.items():
             self._check(number, request)
-        assert self.scheduler.rows.free == self.scheduler.rows.count
-        assert len(self.scheduler.fence) == 0
-        self.scheduler.pool.give(self.scheduler.cache.clear())
-        assert self.scheduler.pool.free_pages == self.scheduler.pool.capacity
+        assert self.scheduler.holdings.rows.free == self.scheduler.holdings.rows.count
+        assert len(self.scheduler.holdings.fence) == 0
+        self.scheduler.holdings.pool.give(self.scheduler.holdings.cache.clear())
+        assert self.scheduler.holdings.pool.free_pages == self.scheduler.holdings.pool.capacity
 
     def _check(self, number: int, request: Request) -> None:
         params = request.params
