@@ -3,12 +3,21 @@
 Knows neither the order of the queue nor steps.
 """
 
+import enum
+
 import numpy as np
 
 from engine.forecast import FORESEEN_TOKENS, OutputForecast
 from engine.holdings import Holdings
 from engine.prefix_cache import Match
 from engine.waiting import Waiting
+
+
+class Refusal(enum.Enum):
+    """Why a request does not start now."""
+
+    NO_ROOM = enum.auto()  # too few pages, or no row
+    SIBLING = enum.auto()  # somebody is computing most of its prompt: it is soon in the cache
 
 
 class Admission:
@@ -18,39 +27,48 @@ class Admission:
         self.forecast = OutputForecast()
         self._holdings = holdings
         self._eos_ids = eos_ids
-        self._refused: tuple[int, int] | None = None  # request id, and holdings.changes then
+        # By request id. They hold until something comes back or is cached: until then the same
+        # request is not looked at again.
+        self._refused: dict[int, Refusal] = {}
+        self._changes = 0  # the holdings' when they were refused
 
-    def try_admit(self, waiting: Waiting) -> int | None:
-        """Gives the request a row and its prompt's pages, if that leaves enough for the others.
-
-        None where it does not. Such a request is not looked at again before pages have come back.
-        """
-        holdings = self._holdings
-        attempt = (waiting.request.id, holdings.changes)
-        if not holdings.rows.free or attempt == self._refused:
-            return None
-        match = self._try_lock(waiting)
-        if match is None:
-            self._refused = attempt
-            return None
+    def try_admit(self, waiting: Waiting) -> int | Refusal:
+        """Gives the request a row and its prompt's pages, if that leaves enough for the others."""
+        holdings, request = self._holdings, waiting.request
+        if not holdings.rows.free:
+            return Refusal.NO_ROOM
+        if self._changes != holdings.changes:
+            self._changes = holdings.changes
+            self._refused.clear()
+        refusal = self._refused.get(request.id)
+        if refusal is not None:
+            return refusal
+        match = holdings.cache.match(request.namespace, waiting.token_ids[:-1])
+        refusal = self._try_lock(waiting, match)
+        if refusal is not None:
+            self._refused[request.id] = refusal
+            return refusal
         pages = holdings.take_pages(self._missing_pages(waiting, match))
-        params = waiting.request.params
-        eos_ids = () if params.ignore_eos else self._eos_ids
-        return holdings.install(waiting, match, pages, (*eos_ids, *params.stop_token_ids))
+        eos_ids = () if request.params.ignore_eos else self._eos_ids
+        return holdings.install(waiting, match, pages, (*eos_ids, *request.params.stop_token_ids))
 
-    def _try_lock(self, waiting: Waiting) -> Match | None:
-        """The locked longest prefix, if there are pages for all the rest."""
-        holdings, cache = self._holdings, self._holdings.cache
-        match = cache.match(waiting.request.namespace, waiting.token_ids[:-1])
-        needed = self._missing_pages(waiting, match) + self._reserved_pages(waiting)
+    def _try_lock(self, waiting: Waiting, match: Match) -> Refusal | None:
+        """Locks the matched prefix, unless the request cannot start."""
+        holdings = self._holdings
+        missing = self._missing_pages(waiting, match)
+        coming = holdings.producers.coming_pages(waiting.request.namespace, waiting.token_ids[:-1])
+        # At least half of what is missing: so it waits for a few others at most, one after another.
+        if 2 * (coming - len(match.pages)) >= missing:
+            return Refusal.SIBLING
+        needed = missing + self._reserved_pages(waiting)
         # Twice: locking the matched path turns pages that could be evicted into protected ones.
         if needed > holdings.takeable_pages:
-            return None
-        cache.lock(match.node)
+            return Refusal.NO_ROOM
+        holdings.cache.lock(match.node)
         if needed > holdings.takeable_pages:
-            cache.unlock(match.node)
-            return None
-        return match
+            holdings.cache.unlock(match.node)
+            return Refusal.NO_ROOM
+        return None
 
     def _missing_pages(self, waiting: Waiting, match: Match) -> int:
         """Pages of the prompt that are not cached."""

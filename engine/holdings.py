@@ -14,6 +14,7 @@ from engine.fence import Fence, Held
 from engine.pages import PagePool
 from engine.plan import page_writes
 from engine.prefix_cache import Match, PrefixCache
+from engine.producers import Producers
 from engine.request import Int32Array
 from engine.rows import Rows, RowState
 from engine.waiting import Waiting
@@ -35,6 +36,7 @@ class Holdings:
         # Grows whenever a request that could not be admitted might be: pages came back, or others
         # of its prompt's pages are cached.
         self.changes = 0
+        self.producers = Producers(cache.page_size)
         self._rewrites: list[Int32Array] = []  # [n, 3] page writes that the next descriptor carries
 
     @property
@@ -85,6 +87,8 @@ class Holdings:
         rows.cached_tokens[row] = waiting.cached_tokens if waiting.started else match.tokens
         rows.set_stop_ids(row, stop_ids)
         self.row_of[request.id] = row
+        if self.cache.keeps:
+            self.producers.add(row, request.namespace, waiting.token_ids)
         return row
 
     def grow(self, short: RowArray) -> tuple[RowArray, Int32Array]:
@@ -98,7 +102,12 @@ class Holdings:
 
     # Sharing
 
-    def share(self, row: int) -> None:
+    def share_prompt(self, row: int) -> None:
+        """Hands the pages of the row's prompt, which is computed, to the cache."""
+        self.producers.remove(row)
+        self._share(row)
+
+    def _share(self, row: int) -> None:
         """Hands the row's computed whole pages to the cache.
 
         Pages that the cache already had for the same tokens replace the row's own, in its page
@@ -145,7 +154,7 @@ class Holdings:
         del self.row_of[int(rows.request_ids[row])]
         # A rewrite still to be sent would hit the row's next owner.
         self._rewrites = [writes for writes in self._rewrites if writes[0, 0] != row]
-        self.share(row)
+        self.share_prompt(row)
         own = rows.pages_of(row)[rows.shared[row] :].copy()
         unlocks = int(rows.shared[row])
         self.fence.hold(Held(int(rows.last_step[row]), own, row, rows.nodes[row], unlocks))

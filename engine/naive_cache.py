@@ -9,6 +9,7 @@ from engine.request import Int32Array
 class NaiveCache:
     """Never owns a page: `insert` takes none over. Owned by the engine thread."""
 
+    keeps = False
     evictable_pages = 0
     locked_pages = 0
     cached_pages = 0

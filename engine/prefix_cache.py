@@ -46,6 +46,7 @@ class PrefixCache(Protocol):
     """Pages by the tokens they hold. Owned by the engine thread."""
 
     page_size: int  # tokens a page holds
+    keeps: bool  # False where an insertion never makes a later match longer
 
     @property
     def evictable_pages(self) -> int:

@@ -28,6 +28,8 @@ from engine.request import Int32Array
 class RadixCache:
     """Keeps every prefix until its pages are wanted back. Owned by the engine thread."""
 
+    keeps = True
+
     def __init__(self, page_size: int, priority: Priority = least_recently_used) -> None:
         assert page_size >= 1
         self.page_size = page_size

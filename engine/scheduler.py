@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission import Admission
+from engine.admission import Admission, Refusal
 from engine.holdings import Holdings, RowArray
 from engine.pages import PagePool
 from engine.plan import Draft, StepPlan
@@ -26,6 +26,7 @@ from engine.waiting import Waiting, WaitingQueue
 
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
+CANDIDATES: Final = 64  # of the queue, looked at for one step
 
 
 class Scheduler:
@@ -183,15 +184,17 @@ class Scheduler:
             if budget == 0:
                 return
             budget -= self._add_chunk(row, budget, draft)
-        while budget > 0:
-            waiting = self.waiting.first()
-            admitted = None if waiting is None else self.admission.try_admit(waiting)
-            if waiting is None or admitted is None:
+        for waiting in self.waiting.first(CANDIDATES):
+            if budget == 0:
                 return
-            self.waiting.remove(waiting.request.id)
-            self._prefilling.append(admitted)
-            draft.join(admitted, waiting.request, self._rows.pages_of(admitted))
-            budget -= self._add_chunk(admitted, budget, draft)
+            row = self.admission.try_admit(waiting)
+            if row is Refusal.NO_ROOM:
+                return  # nobody overtakes it, or it might wait for ever
+            if row is not Refusal.SIBLING:
+                self.waiting.remove(waiting.request.id)
+                self._prefilling.append(row)
+                draft.join(row, waiting.request, self._rows.pages_of(row))
+                budget -= self._add_chunk(row, budget, draft)
 
     def _add_chunk(self, row: int, budget: int, draft: Draft) -> int:
         """Puts up to `budget` prompt tokens of the row into the step; returns how many."""
@@ -244,7 +247,7 @@ class Scheduler:
             request = rows.requests[row]
             if rows.state[row] == RowState.ENDED or request is None:
                 continue
-            self.holdings.share(row)
+            self.holdings.share_prompt(row)
             if not rows.started[row]:
                 rows.started[row] = True
                 started.append(Started(request, int(rows.cached_tokens[row])))

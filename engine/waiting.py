@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -54,8 +55,9 @@ class WaitingQueue:
         self._queue[waiting.request.id] = waiting
         self._queue.move_to_end(waiting.request.id, last=False)
 
-    def first(self) -> Waiting | None:
-        return next(iter(self._queue.values()), None)
+    def first(self, count: int) -> list[Waiting]:
+        """Up to `count`, in the order in which they are to start."""
+        return list(islice(self._queue.values(), count))
 
     def remove(self, request_id: int) -> Waiting | None:
         return self._queue.pop(request_id, None)

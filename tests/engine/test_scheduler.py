@@ -1,5 +1,7 @@
 """The scheduler's decisions, one at a time, over an executor whose tokens can be checked."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -25,11 +27,12 @@ class Rig:
         budget: int | None = None,
         overlap: bool = False,
         max_model_len: int = 64,
+        cache: Literal["radix", "naive"] = "radix",
     ) -> None:
         self.executor = FakeExecutor(pages, PAGE, max_running, -(-max_model_len // PAGE))
         self.scheduler = Scheduler(
             pool=PagePool(pages),
-            cache=build_prefix_cache("radix", PAGE),
+            cache=build_prefix_cache(cache, PAGE),
             max_running=max_running,
             max_model_len=max_model_len,
             prefill_budget=budget,
@@ -123,18 +126,56 @@ def test_an_equal_prompt_is_a_cache_hit_up_to_its_last_whole_page() -> None:
     assert rig.tokens[2] == rig.tokens[1]
 
 
-def test_two_equal_prompts_of_one_step_end_up_on_the_same_pages() -> None:
+def test_two_prompts_of_one_step_end_up_on_the_same_pages_where_they_begin_alike() -> None:
     rig = Rig(overlap=True)
-    for number in (1, 2):
-        rig.submit(number, prompt_of(16), 12)
+    prompts = [np.concatenate([prompt_of(8), prompt_of(16, seed=seed)]) for seed in (1, 2)]
+    for number, prompt in enumerate(prompts):
+        rig.submit(number, prompt, 12)
     for _ in range(3):
         rig.step()
-    tables = [rig.scheduler.holdings.rows.page_table[row, :4].tolist() for row in (0, 1)]
-    assert tables[0] == tables[1]
+    tables = [rig.scheduler.holdings.rows.page_table[row, :6].tolist() for row in (0, 1)]
+    assert tables[0][:2] == tables[1][:2] and tables[0][2:] != tables[1][2:]
     rig.step()
-    assert rig.executor.page_table[0, :4].tolist() == rig.executor.page_table[1, :4].tolist()
+    assert rig.executor.page_table[0, :2].tolist() == rig.executor.page_table[1, :2].tolist()
     rig.drain()
-    assert rig.tokens[1] == rig.tokens[2] == expected_output(prompt_of(16), 12)
+    for number, prompt in enumerate(prompts):
+        assert rig.tokens[number] == expected_output(prompt, 12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("budget", [None, 5])
+def test_equal_prompts_that_come_at_once_are_computed_once(
+    overlap: bool, budget: int | None
+) -> None:
+    rig = Rig(overlap=overlap, budget=budget)
+    for number in range(4):
+        rig.submit(number, prompt_of(18), 5)
+    rig.submit(4, prompt_of(6, seed=9), 2)  # behind them in the queue, but nobody's sibling
+    rig.step()
+    assert [each.request.id for each in rig.scheduler.waiting] == [1, 2, 3, 4][: 4 if budget else 3]
+    rig.drain()
+    assert rig.cached == {0: 0, 1: 16, 2: 16, 3: 16, 4: 0}
+    for number in range(4):
+        assert rig.tokens[number] == expected_output(prompt_of(18), 5)
+    assert len(rig.scheduler.holdings.producers) == 0
+
+
+def test_siblings_go_on_when_the_one_they_wait_for_leaves() -> None:
+    rig = Rig(budget=4)
+    rig.submit(1, prompt_of(18), 5)
+    rig.submit(2, prompt_of(18), 5)
+    rig.step()
+    rig.engine.abort(1)
+    rig.drain()
+    assert rig.tokens[2] == expected_output(prompt_of(18), 5)
+
+
+def test_nobody_waits_for_a_sibling_where_nothing_is_kept() -> None:
+    rig = Rig(cache="naive")
+    rig.submit(1, prompt_of(18), 5)
+    rig.submit(2, prompt_of(18), 5)
+    rig.step()
+    assert rig.engine.stats().running == 2
 
 
 @pytest.mark.parametrize("overlap", [False, True])
