@@ -1,0 +1,70 @@
+"""Text up to a marker, in pieces of any size."""
+
+from httpd.parsing.output import WHITESPACE
+
+
+class UntilMarker:
+    """Releases text until a marker comes. Owned by the HTTP loop.
+
+    Holds back what may turn out to be the marker's: the beginning of one, and whitespace, which
+    goes with a marker that follows it.
+    """
+
+    __slots__ = ("_begun", "_marker", "_space", "found")
+
+    def __init__(self, marker: str) -> None:
+        """marker  what ends the text; "" for text that only `flush` ends"""
+        self._marker = marker
+        self._space: list[str] = []  # whitespace that the text so far ends with, and then
+        self._begun = ""  # the beginning of a marker
+        self.found = False
+
+    def take(self, text: str, start: int) -> tuple[str, int]:
+        """What `text` from `start` on releases, and the index where the marker or the text ends."""
+        if self._begun:  # only where `text` is new: so a long text with many markers is cut once
+            text = self._begun + text[start:]
+            start, shift = 0, start - len(self._begun)
+        else:
+            shift = 0
+        at = text.find(self._marker, start) if self._marker else -1
+        self.found = at >= 0
+        if self.found:
+            released, end = self._release(text[start:at]), at + len(self._marker)
+            self._space.clear()
+            self._begun = ""
+        else:
+            end = len(text)
+            at = end - begun_chars(text[start:], self._marker)
+            released, self._begun = self._release(text[start:at]), text[at:]
+        return released, end + shift
+
+    def hold(self, space: str) -> None:
+        """Puts whitespace before what comes next."""
+        self._space.append(space)
+
+    def flush(self) -> str:
+        """What is held: no marker comes any more."""
+        held = "".join(self._space) + self._begun
+        self._space.clear()
+        self._begun = ""
+        return held
+
+    def _release(self, text: str) -> str:
+        """`text` and the whitespace before it, without the whitespace at its end."""
+        bare = text.rstrip(WHITESPACE)
+        if bare and self._space:
+            released = "".join(self._space) + bare
+            self._space.clear()
+        else:
+            released = bare
+        if len(bare) < len(text):
+            self._space.append(text[len(bare) :])
+        return released
+
+
+def begun_chars(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that begins `marker` and is not all of it."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0
