@@ -1,9 +1,10 @@
 """Paged attention on the CPU, in few torch operations.
 
 What is the same for all layers of a step (which pages to gather, which keys to mask) is worked out
-once, in `plan_attention`. Prefill segments go one by one. Decode sequences of like length share
-one gather and one attention call: an operation costs about 8 µs before it computes anything.
-Pages that happen to lie one after another are read in place.
+once, in `plan_attention`. Prefill segments go one by one, with their keys gathered once and their
+queries in parts. Decode sequences of like length share one gather and one attention call: an
+operation costs about 8 µs before it computes anything. Pages that happen to lie one after another
+are read in place.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,12 @@ _PADDING_KEYS: Final = 128
 # Values gathered for one call, keys or values alone. 8 MiB of float32: what was gathered is still
 # in the cache when it is read, and the allocator hands the same memory out again.
 _GATHERED_VALUES: Final = 2 << 20
+# Queries of a prefill segment in one call: fewer read the keys too often, more compute what the
+# mask drops. Measured on SmolLM2-135M's heads, parts of 256 against all of 512 to 2,048 queries,
+# after one to seven times as many cached tokens: 0.8 to 1.05 of the time; with a window, 0.1.
+_PART_QUERIES: Final = 256
+# Values of a mask: 64 MiB of float32, and fewer queries in a part where that is what it takes.
+_MASK_VALUES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +42,10 @@ class _Call:
     queries  which of the step's tokens: a slice, or int64 indices where they are not consecutive
     pages    of each sequence as many as the longest has, as a slice or int64 indices likewise
     keys     of the longest sequence
-    masks    by window: added to the scores, broadcasts to [sequences, heads, queries, keys]; None
-             where all keys are seen (decode) or the plain causal triangle is (prefill)
+    masks    by window: added to the scores; None where all keys are seen (decode) or the plain
+             causal triangle is (prefill). Decode: broadcasts to [sequences, heads, queries, keys].
+             Prefill: [queries of a part, keys], of the last part; it fits the others as well, since
+             what a query sees depends on its distance from a key alone
     """
 
     queries: slice | Tensor
@@ -83,12 +92,11 @@ def _prefill_calls(
     table = batch.page_table.numpy()
     for i in range(batch.prefills):
         start, end, keys = bounds[i], bounds[i + 1], kv_lens[i]
-        query = np.arange(keys - (end - start), keys)[:, None]
         is_whole = end - start == keys
         masks = {
             window: None
             if is_whole and (window is None or window >= keys)
-            else _mask(query, keys, window, k_cache.dtype)
+            else _part_mask(end - start, keys, window, k_cache.dtype)
             for window in windows
         }
         pages = _run_or_indices(table[i, : -(-keys // k_cache.shape[1])])
@@ -144,6 +152,14 @@ def _alike(kv_lens: Ints, most_keys: int) -> list[NDArray[np.int64]]:
     return [np.array(group, np.int64) for group in groups]
 
 
+def _part_mask(queries: int, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """The mask of the last of the parts that a prefill segment's queries are cut into."""
+    part = min(queries, _PART_QUERIES, max(1, _MASK_VALUES // keys))
+    if window is not None:
+        keys = min(keys, part + window - 1)
+    return _mask(np.arange(keys - part, keys)[:, None], keys, window, dtype)
+
+
 def _mask(query: Ints, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
     """0 where the query at this position sees the key, else -inf; `query` broadcasts to keys."""
     key = np.arange(keys)
@@ -195,6 +211,22 @@ def _attend(
         grouped = q.view(sequences, kv_heads, -1, head_dim)
         out = F.scaled_dot_product_attention(grouped, k, v, mask, scale=scale)
         return out.reshape(q.shape)
+    if mask is None:
+        return _attend_part(q, k, v, None, scale)
+    out = q.new_empty(q.shape)
+    for start in range(0, len(q), len(mask)):
+        part = q[start : start + len(mask)]
+        last = call.keys - len(q) + start + len(part)  # key that the part sees, exclusive
+        seen = slice(max(0, last - mask.shape[1]), last)
+        own_mask = mask[-len(part) :, seen.start - seen.stop :]
+        out[start : start + len(part)] = _attend_part(
+            part, k[:, :, seen], v[:, :, seen], own_mask, scale
+        )
+    return out
+
+
+def _attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """[queries, hq, d], of keys and values [1, hkv, keys, d]; causal where there is no mask."""
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )

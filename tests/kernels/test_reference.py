@@ -216,3 +216,38 @@ def test_large_gathers_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference.paged_attention(q, k_cache, v_cache, batch, 0.3)
     found = ops.paged_attention(q, k_cache, v_cache, planned, 0.3)
     assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 40])
+@pytest.mark.parametrize(("part", "mask"), [(4, 1 << 20), (100, 60), (100, 1)])
+def test_a_prefill_in_parts_is_one_in_a_whole(
+    window: int | None, part: int, mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of 4 queries, of as many as a mask of 60 values has, and of one."""
+    monkeypatch.setattr(cpu_attention, "_PART_QUERIES", part)
+    monkeypatch.setattr(cpu_attention, "_MASK_VALUES", mask)
+    k_cache, v_cache, batch, _ = paged([(11, 18), (9, 30), (7, 7), (1, 5)], 4, 3, 2, 8)
+    q = normal(28, 4, 8)
+    found = ops.paged_attention(q, k_cache, v_cache, batch, 0.3, window)
+    expected = reference.paged_attention(q, k_cache, v_cache, batch, 0.3, window)
+    assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_a_long_context_does_not_make_a_large_mask(window: int | None) -> None:
+    """2,048 queries after 129,024 tokens: once 1 GiB."""
+    queries, keys = 2048, 131_072
+    batch = AttentionBatch(
+        q_indptr=torch.tensor([0, queries], dtype=torch.int32),
+        kv_lens=torch.tensor([keys], dtype=torch.int32),
+        page_table=torch.zeros(1, keys // 64, dtype=torch.int32),
+        prefills=1,
+        decodes=0,
+        max_q_len=queries,
+        max_kv_len=keys,
+    )
+    plan = plan_attention(batch, torch.empty(1, 64, 1, 8), {window}).plan
+    assert isinstance(plan, CpuPlan)
+    (call,) = plan.calls
+    mask = call.masks[window]
+    assert mask is not None and mask.nbytes <= 64 << 20
