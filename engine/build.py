@@ -15,8 +15,9 @@ from engine.errors import ModelError
 from engine.executor import Executor
 from engine.generation_config import eos_ids
 from engine.kv_cache import pages_within
+from engine.limits import asked_context, asked_pages, check_settings, longest_request
 from engine.load import load_model
-from engine.model_config import ModelConfig
+from engine.model_config import read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.scheduler import Scheduler
@@ -32,6 +33,7 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
 
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
+    check_settings(config, read_model_config(config.model))
     device = _resolve_device(config)
     _, model = load_model(
         config.model,
@@ -82,7 +84,7 @@ class _Built:
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
     budget = min(int(_available_bytes() * config.memory_fraction), CPU_POOL_LIMIT_BYTES)
     pages = _pool_pages(config, model, budget)
-    max_model_len = _context(config, model.config, pages)
+    max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CpuExecutor(
         model,
         pages=pages,
@@ -109,7 +111,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
     from engine.cuda_memory import measure_step_bytes
     from engine.forward import buckets_up_to
 
-    context = _asked_context(config, model.config)
+    context = asked_context(config, model.config)
     buckets: tuple[int, ...] = ()
     if config.cuda_graph_max_rows and model.config.moe is None:
         buckets = buckets_up_to(min(config.max_running, config.cuda_graph_max_rows))
@@ -122,7 +124,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
         buckets=buckets,
     )
     pages = _pool_pages(config, model, int(measured.left * config.memory_fraction))
-    max_model_len = _context(config, model.config, pages)
+    max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CudaExecutor(
         model,
         pages=pages,
@@ -161,31 +163,13 @@ def _is_known_gpu(index: int = 0) -> bool:
     return torch.cuda.get_device_capability(index) >= (9, 0)
 
 
-def _asked_context(config: EngineConfig, model: ModelConfig) -> int:
-    return min(config.max_model_len or model.max_positions, model.max_positions)
-
-
 def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
     """KV pages, the dummy page included."""
-    full_context = -(-_asked_context(config, model.config) // config.page_size)
+    full_context = -(-asked_context(config, model.config) // config.page_size)
     if config.max_kv_tokens is not None:
-        return 1 + max(1, config.max_kv_tokens // config.page_size)
+        return 1 + asked_pages(config)
     affordable = pages_within(budget_bytes, model.config, config.page_size, model.dtype)
     return min(affordable, 1 + config.max_running * full_context)
-
-
-def _context(config: EngineConfig, model: ModelConfig, pages: int) -> int:
-    """The longest request, in tokens: never more than the pool holds, so that any may run alone."""
-    asked = config.max_model_len
-    if asked is not None and asked > model.max_positions:
-        raise ModelError(
-            f"max_model_len is {asked}, "
-            f"but the checkpoint's context is {model.max_positions} tokens"
-        )
-    pool = (pages - 1) * config.page_size
-    if asked is not None and asked > pool:
-        raise ModelError(f"max_model_len is {asked}, but the KV pool holds {pool} tokens")
-    return min(asked or model.max_positions, pool)
 
 
 def _eos_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:

@@ -20,6 +20,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from engine.config import EngineConfig
+from engine.errors import ModelError
+from engine.limits import check_settings
+from engine.model_config import ModelConfig, read_model_config
 from runtime.checkpoint import find_checkpoint
 from runtime.config import Rank, ServerConfig
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
@@ -104,6 +107,7 @@ def serve(model: str | None, **flags: Any) -> None:
     try:
         Rank.of_environment()
         config = build_config(find_checkpoint(model), flags)
+        check_settings(config.engine, _read_shape(config.engine.model))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
@@ -113,6 +117,14 @@ def serve(model: str | None, **flags: Any) -> None:
     if not all_ended:
         os._exit(code)  # a thread that hangs would hang the interpreter's own end too
     sys.exit(code)
+
+
+def _read_shape(folder: Path) -> ModelConfig:
+    """What config.json says, while a flag that does not fit it is still answered at once."""
+    try:
+        return read_model_config(folder)
+    except ModelError as error:  # no flag's fault
+        raise click.ClickException(f"the model cannot be loaded: {error}") from error
 
 
 def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:

@@ -29,7 +29,7 @@ TORCH_FREE = (
     "naive_cache",
     "cache_factory", "rows", "waiting", "fence", "forecast", "plan", "scheduler", "core",
     "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
-    "stopping", "config",
+    "stopping", "config", "rope", "model_config", "limits",
 )  # fmt: skip
 
 

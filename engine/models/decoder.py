@@ -11,7 +11,7 @@ from engine.kv_cache import KvCache
 from engine.model_config import ModelConfig
 from engine.models.layers import Destinations, Linear, Mlp, Place
 from engine.models.moe import MoeMlp
-from engine.rope import cos_sin_table
+from engine.rope_table import cos_sin_table
 from gpu_ops import cpu_linear, ops
 from gpu_ops.batch import AttentionBatch
 

@@ -1,5 +1,6 @@
 """Flags to settings; what is refused, and how."""
 
+import json
 import os
 import socket
 import subprocess
@@ -34,16 +35,26 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     return configs
 
 
-def test_no_flags_give_the_defaults_of_the_settings(
-    seen: list[ServerConfig], tmp_path: Path
-) -> None:
-    result = CliRunner().invoke(serve.serve, ["--model", str(tmp_path)])
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder of which nothing is read before the engine thread but this."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_no_flags_give_the_defaults_of_the_settings(seen: list[ServerConfig], model: Path) -> None:
+    result = CliRunner().invoke(serve.serve, ["--model", str(model)])
     assert result.exit_code == 0, result.output
-    assert seen == [ServerConfig(EngineConfig(tmp_path))]
+    assert seen == [ServerConfig(EngineConfig(model))]
 
 
-def test_every_setting_has_a_flag(seen: list[ServerConfig], tmp_path: Path) -> None:
-    cert = tmp_path / "cert.pem"
+def test_every_setting_has_a_flag(seen: list[ServerConfig], model: Path) -> None:
+    cert = model / "cert.pem"
     cert.touch()
     engine = {
         "device": "cpu", "dtype": "float32", "load_format": "dummy", "page_size": 16,
@@ -61,10 +72,10 @@ def test_every_setting_has_a_flag(seen: list[ServerConfig], tmp_path: Path) -> N
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
     flags += ["--no-overlap", "--access-log", "--cors-origin", "a", "--cors-origin", "b"]
-    result = CliRunner().invoke(serve.serve, ["--model", str(tmp_path), *flags])
+    result = CliRunner().invoke(serve.serve, ["--model", str(model), *flags])
     assert result.exit_code == 0, result.output
     expected = ServerConfig(
-        EngineConfig(tmp_path, overlap=False, **engine),  # type: ignore[arg-type]
+        EngineConfig(model, overlap=False, **engine),  # type: ignore[arg-type]
         access_log=True,
         cors_origins=("a", "b"),
         **rest,  # type: ignore[arg-type]
@@ -72,10 +83,8 @@ def test_every_setting_has_a_flag(seen: list[ServerConfig], tmp_path: Path) -> N
     assert seen == [expected]
 
 
-def test_a_prefill_budget_of_zero_is_whole_prompts(
-    seen: list[ServerConfig], tmp_path: Path
-) -> None:
-    CliRunner().invoke(serve.serve, ["--model", str(tmp_path), "--prefill-budget", "0"])
+def test_a_prefill_budget_of_zero_is_whole_prompts(seen: list[ServerConfig], model: Path) -> None:
+    CliRunner().invoke(serve.serve, ["--model", str(model), "--prefill-budget", "0"])
     assert seen[0].engine.prefill_budget is None
 
 
@@ -95,14 +104,34 @@ def test_a_prefill_budget_of_zero_is_whole_prompts(
         (["--tls-cert", "x.pem"], "tls_cert and tls_key must be given together"),
         (["--tls-cert", "x.pem", "--tls-key", "x.pem"], "tls_cert is x.pem; there is no such file"),
         (["--page-size", "many"], "'many' is not a valid integer"),
+        (
+            ["--max-model-len", "2049"],
+            "max_model_len is 2049, but the checkpoint's context is 2048",
+        ),
+        (
+            ["--max-model-len", "200", "--max-kv-tokens", "191"],
+            "max_model_len is 200, but the KV pool holds 128 tokens",
+        ),
+        (["--max-kv-tokens", "63"], "max_kv_tokens is 63; it must be at least a page, 64 tokens"),
         (["--model", "no/such/folder"], "model is no/such/folder; it must be a folder or"),
     ],
 )
 def test_a_bad_flag_is_refused_with_field_value_and_limit(
-    seen: list[ServerConfig], tmp_path: Path, flags: list[str], told: str
+    seen: list[ServerConfig], model: Path, flags: list[str], told: str
 ) -> None:
-    result = CliRunner().invoke(serve.serve, ["--model", str(tmp_path), *flags])
+    result = CliRunner().invoke(serve.serve, ["--model", str(model), *flags])
     assert result.exit_code == 2 and told in result.output and not seen
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"architectures": ["GPT2LMHeadModel"]}'])
+def test_a_config_json_that_cannot_be_served_ends_at_once(
+    seen: list[ServerConfig], model: Path, text: str
+) -> None:
+    (model / "config.json").write_text(text)
+    result = CliRunner().invoke(serve.serve, ["--model", str(model)])
+    assert result.exit_code == 1 and not seen
+    assert result.output.startswith("Error: the model cannot be loaded: ")
+    assert str(model / "config.json") in result.output and result.output.count("\n") == 1
 
 
 def test_help_names_each_flag_with_a_text() -> None:
