@@ -1,10 +1,11 @@
 """Hypercorn's connections on a listening socket, for as long as the caller says.
 
-Hypercorn's own `serve` would do, but for three faults that end in an outage: a connection whose
-client has gone keeps its file descriptor until the keep-alive time is over (75 s here); one with
-HTTP/2 streams that the client had no window for keeps it, and their tasks, for ever; and closing
-waits for connections without a limit. So the connection is Hypercorn's, with the first two mended,
-and the loop that accepts is ours. The app has no lifespan, and gets no lifespan events.
+Hypercorn's own `serve` would do, but for faults that end in an outage: a connection whose client
+has gone keeps its file descriptor until the keep-alive time is over (75 s here); one with HTTP/2
+streams that the client had no window for keeps it, and their tasks, for ever; and closing waits for
+connections without a limit. So the connection is Hypercorn's with these mended, over the protocols
+of protocols.py, and the loop that accepts is ours. The app has no lifespan, and gets no events of
+one.
 """
 
 import asyncio
@@ -13,15 +14,19 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.task_group import TaskGroup
+from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.typing import AppWrapper
-from hypercorn.utils import wrap_app
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr, wrap_app
 from starlette.types import ASGIApp
 
+from runtime.protocols import Protocols
+
+_LINGER_S: Final = 5.0  # for a client that has been refused to stop sending
 _TLS_SHUTDOWN_S: Final = 5.0  # for the peer's half of closing; asyncio's 30 s keep sockets
 
 
@@ -29,6 +34,33 @@ class Connection(TCPServer):
     """One client's connection. Owned by the HTTP loop."""
 
     _is_over = False  # the peer has gone, or we cut it
+
+    async def run(self) -> None:
+        """As Hypercorn's, over our protocols; returns when the connection is closed."""
+        self._reading = asyncio.current_task()
+        tls = self.writer.get_extra_info("ssl_object")
+        socket = self.writer.get_extra_info("socket")
+        try:
+            names = socket.getpeername(), socket.getsockname()
+            async with TaskGroup(self.loop) as self._task_group:
+                self.protocol = Protocols(
+                    None if tls is None else tls.selected_alpn_protocol(),
+                    self.app,
+                    self.config,
+                    self.context,
+                    self._task_group,
+                    ConnectionState(self.state),
+                    tls is not None,
+                    *(parse_socket_addr(socket.family, name) for name in names),
+                    self.protocol_send,
+                )
+                await self.protocol.initiate()
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass  # the client has gone
+        finally:
+            await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         """Like Hypercorn's, but a connection that is over never becomes idle.
@@ -39,7 +71,21 @@ class Connection(TCPServer):
             return
         if isinstance(event, RawData) and self.writer.is_closing():
             return
+        if isinstance(event, Closed) and asyncio.current_task() is self._reading:
+            await self.protocol.handle(event)
+            await self._drop_rest()
         await super().protocol_send(event)
+
+    async def _drop_rest(self) -> None:
+        """Reads on after a refusal: closing with bytes unread would be a reset, and undo it."""
+        if self.writer.can_write_eof():
+            self.writer.write_eof()
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while await self.reader.read(MAX_RECV):
+                    pass
+        except OSError:
+            pass  # TimeoutError too
 
     async def _read_data(self) -> None:
         try:

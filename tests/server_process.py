@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -99,6 +100,11 @@ class ServerProcess:
 
     def post(self, path: str, asked: dict[str, Any]) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=asked, timeout=SOON_S, verify=False)
+
+    def connect(self) -> socket.socket:
+        """A connection on which nothing was said."""
+        host, port = self.url.rpartition("/")[2].split(":")
+        return socket.create_connection((host, int(port)), timeout=SOON_S)
 
     def close(self) -> None:
         if self.process.poll() is None:
