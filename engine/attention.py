@@ -21,8 +21,8 @@ from gpu_ops.cuda_decode import (
     StepState,
     decode_tuning,
 )
+from gpu_ops.device_rows import gather_tokens
 from gpu_ops.plain_decode import PlainDecodeAttention
-from gpu_ops.row_state import gather_tokens
 
 Tensor = torch.Tensor
 

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from engine.descriptor import StepDescriptor, decode
 from engine.kv_cache import KvCache
+from engine.logprobs import StepLogprobs
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
+from engine.scoring import PromptScorer, score_sampled
 from gpu_ops import ops
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.cpu_attention import plan_attention
+from gpu_ops.logit_rules import LogitRules
 
 Float32Array = NDArray[np.float32]
 
@@ -25,6 +28,7 @@ class FinishedStep:
     """A step that was computed while it was launched. Owned by the engine thread."""
 
     token_ids: Int32Array
+    logprobs: StepLogprobs | None = None
 
     def is_done_no_sync(self) -> bool:
         return True
@@ -32,8 +36,11 @@ class FinishedStep:
     def wait_tokens_sync(self) -> Int32Array:
         return self.token_ids
 
+    def wait_logprobs_sync(self) -> StepLogprobs | None:
+        return self.logprobs
 
-class RowState:
+
+class CpuRows:
     """What a device remembers of each row between steps. Owned by the engine thread.
 
     The last row is the dummy row, for padding. All arrays are [rows] but for the page table.
@@ -49,6 +56,7 @@ class RowState:
         self.min_p = np.zeros(rows, np.float32)
         self.seed_lo = np.zeros(rows, np.int32)
         self.seed_hi = np.zeros(rows, np.int32)
+        self.logprob_word = np.zeros(rows, np.int32)
 
     def apply(self, step: StepDescriptor) -> None:
         """The descriptor's changes: rows that joined, pages that were given."""
@@ -60,6 +68,7 @@ class RowState:
             self.top_p[rows] = bits[3].view(np.float32)
             self.min_p[rows] = bits[4].view(np.float32)
             self.seed_lo[rows], self.seed_hi[rows] = bits[5], bits[6]
+            self.logprob_word[rows] = bits[7]
         if len(step.page_writes):
             rows, index, pages = step.page_writes.T
             self.page_table[rows, index] = pages
@@ -109,7 +118,9 @@ class CpuExecutor:
         self._model = model
         self._windows = frozenset(model.config.windows)
         self._cache = KvCache.allocate(model.config, pages, page_size, model.dtype, "cpu")
-        self._state = RowState(max_rows + 1, max_pages_per_row)
+        self._state = CpuRows(max_rows + 1, max_pages_per_row)
+        self._rules = LogitRules(max_rows + 1, self.vocab_size, torch.device("cpu"))
+        self._prompt_scorer = PromptScorer(model)
         self._decode_rows = np.empty(0, np.int32)
 
     def launch_no_sync(self, descriptor: Int32Array) -> FinishedStep:
@@ -118,12 +129,14 @@ class CpuExecutor:
         if not step.same_decode_rows:
             self._decode_rows = step.decode_rows.copy()
         self._state.apply(step)
+        self._rules.drop(step.joined[:, 0])
+        self._rules.apply(step.rules)
         work = self._work(step)
         self._state.length[work.sequence_rows] = work.positions[work.q_indptr[1:] - 1] + 1
         if work.token_ids.size == 0:
             return FinishedStep(work.token_ids)
         with torch.inference_mode():
-            return FinishedStep(self._run(step, work))
+            return self._run(step, work)
 
     def close(self) -> None:
         """Nothing to give back: memory goes with the object."""
@@ -147,8 +160,8 @@ class CpuExecutor:
             sampled=np.concatenate((ends[samples != 0] - 1, decode_tokens)),
         )
 
-    def _run(self, step: StepDescriptor, work: _Work) -> Int32Array:
-        """Forward pass and sampling: [sampled] token ids, also stored as the rows' last tokens."""
+    def _run(self, step: StepDescriptor, work: _Work) -> FinishedStep:
+        """Forward pass and sampling; the token ids are also stored as the rows' last tokens."""
         hidden = self._model.hidden_states(
             torch.from_numpy(work.token_ids),
             torch.from_numpy(work.positions),
@@ -156,14 +169,17 @@ class CpuExecutor:
             self._cache,
             self._batch(step, work),
         )
-        if work.sampled.size == 0:
-            return np.empty(0, np.int32)
-        if work.sampled.size < len(hidden):
-            hidden = hidden[torch.from_numpy(work.sampled)]
+        prompts = self._prompt_scorer.score(step, hidden, self._state.logprob_word)
         rows = work.rows[work.sampled]
-        token_ids = self._sample(self._model.logits(hidden), rows)
-        self._state.last_token[rows] = token_ids
-        return token_ids
+        token_ids, indices, sampled = np.empty(0, np.int32), np.empty(0, np.int32), None
+        if rows.size:
+            logits = self._model.logits(hidden[torch.from_numpy(work.sampled)])
+            token_ids = self._draw(logits, rows, step)
+            self._state.last_token[rows] = token_ids
+            indices, sampled = score_sampled(logits, token_ids, self._state.logprob_word[rows])
+        if sampled is None and not prompts:
+            return FinishedStep(token_ids)
+        return FinishedStep(token_ids, StepLogprobs(indices, sampled, prompts))
 
     def _slots(self, work: _Work) -> Int32Array:
         pages = self._state.page_table[work.rows, work.positions // self.page_size]
@@ -182,6 +198,24 @@ class CpuExecutor:
             max_kv_len=int(kv_lens.max()),
         )
         return plan_attention(batch, self._cache.keys[0], self._windows)
+
+    def _draw(self, logits: torch.Tensor, rows: Int32Array, step: StepDescriptor) -> Int32Array:
+        """[sampled] ids: for the rows with rules or masks from logits as those make them."""
+        ruled = self._rules.has(rows)
+        special = np.nonzero(ruled | np.isin(rows, step.mask_rows))[0]
+        if not special.size:
+            return self._sample(logits, rows)
+        drawn = np.empty(len(rows), np.int32)
+        others = np.setdiff1d(np.arange(len(rows)), special)
+        if others.size:
+            drawn[others] = self._sample(logits[torch.from_numpy(others)], rows[others])
+        positions = torch.from_numpy(self._state.length[rows[special]])
+        adjusted = self._rules.adjust(
+            logits[torch.from_numpy(special)], rows[special], positions, step.mask_rows, step.masks
+        )
+        drawn[special] = self._sample(adjusted, rows[special])
+        self._rules.count(rows[special], torch.from_numpy(drawn[special]))
+        return drawn
 
     def _sample(self, logits: torch.Tensor, rows: Int32Array) -> Int32Array:
         """The sampled token's index in its sequence is the row's length after the step."""

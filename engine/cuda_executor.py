@@ -24,7 +24,7 @@ from engine.request import Int32Array
 from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler
-from gpu_ops.row_state import RowTensors
+from gpu_ops.device_rows import DeviceRows
 
 _STAGED_TOKENS: Final = 32_768  # what most steps carry at most; a larger one gets larger buffers
 
@@ -52,7 +52,7 @@ class CudaExecutor:
         self.pages, self.page_size, self.vocab_size = pages, page_size, vocabulary
         self._streams: Streams = streams or CudaStreams(device)
         cache = KvCache.allocate(model.config, pages, page_size, model.dtype, device)
-        self._rows = RowTensors.allocate(max_rows, max_pages_per_row, device)
+        self._rows = DeviceRows.allocate(max_rows, max_pages_per_row, device)
         parts = Parts(
             model, cache, page_size, self._rows, sampler or Sampler(max_rows, vocabulary, device)
         )

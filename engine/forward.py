@@ -19,7 +19,7 @@ from engine.request import Int32Array
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.cuda_decode import DecodeInputs, decode_inputs
 from gpu_ops.cuda_sampling import SamplingState
-from gpu_ops.row_state import RowTensors, position_slots
+from gpu_ops.device_rows import DeviceRows, position_slots
 
 Tensor = torch.Tensor
 
@@ -54,7 +54,7 @@ class Parts:
     model: Decoder
     cache: KvCache
     page_size: int
-    rows: RowTensors
+    rows: DeviceRows
     sampler: AnySampler
 
     def sample(self, ids: Tensor, hidden: Tensor, position: Tensor, rows: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from engine.request import Int32Array
 from engine.streams import Event, Streams
-from gpu_ops.row_state import Changes, RowTensors
+from gpu_ops.device_rows import Changes, DeviceRows
 
 RING: Final = 4  # steps: two in flight, one being written, one to spare
 
@@ -25,7 +25,7 @@ class Slot:
     changes  applies the descriptor that the device's part holds
     """
 
-    def __init__(self, streams: Streams, words: int, rows: RowTensors) -> None:
+    def __init__(self, streams: Streams, words: int, rows: DeviceRows) -> None:
         host = streams.pinned(words)
         self._pinned = host  # kept alive
         self.host: Int32Array = host.numpy()
@@ -38,7 +38,7 @@ class Slot:
 class StagingRing:
     """Takes a step's arrays to the device. Owned by the engine thread."""
 
-    def __init__(self, streams: Streams, rows: RowTensors, words: int) -> None:
+    def __init__(self, streams: Streams, rows: DeviceRows, words: int) -> None:
         self._streams, self._rows = streams, rows
         self._slots = [Slot(streams, words, rows) for _ in range(RING)]
         self._next = 0

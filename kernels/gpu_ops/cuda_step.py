@@ -1,4 +1,4 @@
-"""The operations of `row_state.py` on CUDA tensors; signatures and meaning are there."""
+"""The operations of `device_rows.py` on CUDA tensors; signatures and meaning are there."""
 
 import functools
 from typing import Final
@@ -23,7 +23,7 @@ def _kernel(name: str, parameters: str) -> Kernel:
 def changes_launch(
     block: Tensor, decode_rows: Tensor, state: StepState, sampling: SamplingState
 ) -> BoundLaunch:
-    """`row_state.apply_changes` of the descriptor that is in `block` when it runs."""
+    """`device_rows.Changes.apply` of the descriptor that is in `block` when it runs."""
     arguments = (
         block.data_ptr(), decode_rows.data_ptr(), len(decode_rows), len(state.lengths) - 1,
         state.page_table.data_ptr(), state.page_table.shape[1], state.lengths.data_ptr(),
@@ -36,7 +36,7 @@ def changes_launch(
 def position_slots(
     segments: Tensor, starts: Tensor, total: int, whole: bool, state: StepState, page_size: int
 ) -> tuple[Tensor, Tensor]:
-    """As `row_state.position_slots`."""
+    """As `device_rows.position_slots`."""
     out = torch.empty((2, total), dtype=torch.int32, device=segments.device)
     positions, slots = out.unbind(0)
     _kernel("position_slots", "PPiiiPiiPP").launch(
@@ -49,7 +49,7 @@ def position_slots(
 
 
 def gather_tokens(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """As `row_state.gather_tokens`. A token's keys are a multiple of 16 bytes."""
+    """As `device_rows.gather_tokens`. A token's keys are a multiple of 16 bytes."""
     heads, head_dim = k_cache.shape[-2:]
     token_bytes = heads * head_dim * k_cache.element_size()
     if token_bytes % 16:

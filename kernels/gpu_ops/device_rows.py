@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class RowTensors:
+class DeviceRows:
     """The rows' state. The last row is the dummy row: greedy, and on page 0. Owned by the engine
     thread.
 
@@ -29,7 +29,7 @@ class RowTensors:
     decode_rows: Tensor
 
     @classmethod
-    def allocate(cls, rows: int, max_pages: int, device: torch.device) -> "RowTensors":
+    def allocate(cls, rows: int, max_pages: int, device: torch.device) -> "DeviceRows":
         """For `rows` rows and the dummy row."""
 
         def ints(*shape: int) -> Tensor:
@@ -55,7 +55,7 @@ class Changes:
     block  int32, an encoded descriptor; rows and page table entries are named once in it
     """
 
-    def __init__(self, block: Tensor, rows: RowTensors) -> None:
+    def __init__(self, block: Tensor, rows: DeviceRows) -> None:
         self._block, self._rows = block, rows
         self._launch = None
         if block.is_cuda:
@@ -74,7 +74,7 @@ class Changes:
             _apply(self._block, self._rows)
 
 
-def _apply(block: Tensor, rows: RowTensors) -> None:
+def _apply(block: Tensor, rows: DeviceRows) -> None:
     """As the kernel in csrc/apply.cu, which says where what is."""
     flags, joins, writes, segments, tokens, decodes = block[3:9].tolist()
     state, sampling = rows.step, rows.sampling
