@@ -10,6 +10,8 @@ import numpy as np
 from engine.forecast import FORESEEN_TOKENS, OutputForecast
 from engine.holdings import Holdings
 from engine.prefix_cache import Match
+from engine.request import Int32Array
+from engine.rules import rule_words
 from engine.waiting import Waiting
 
 
@@ -43,20 +45,32 @@ class Admission:
         refusal = self._refused.get(request.id)
         if refusal is not None:
             return refusal
-        match = holdings.cache.match(request.namespace, waiting.token_ids[:-1])
-        refusal = self._try_lock(waiting, match)
+        # Logprobs of a prompt come from computing all of it.
+        reusable = waiting.token_ids[: 0 if _wants_prompt_logprobs(waiting) else -1]
+        match = holdings.cache.match(request.namespace, reusable)
+        refusal = self._try_lock(waiting, match, reusable)
         if refusal is not None:
             self._refused[request.id] = refusal
             return refusal
         pages = holdings.take_pages(self._missing_pages(waiting, match))
-        eos_ids = () if request.params.ignore_eos else self._eos_ids
-        return holdings.install(waiting, match, pages, (*eos_ids, *request.params.stop_token_ids))
+        return holdings.install(waiting, match, pages, self._stop_ids(waiting))
 
-    def _try_lock(self, waiting: Waiting, match: Match) -> Refusal | None:
+    def rules_of(self, row: int, waiting: Waiting) -> Int32Array:
+        """[n, 4] int32: what is done to the logits of the row, which it was admitted to."""
+        request, prompt_tokens = waiting.request, len(waiting.request.prompt_ids)
+        made = waiting.token_ids[prompt_tokens:]
+        stop_ids = self._stop_ids(waiting)
+        return rule_words(row, request.params, request.prompt_ids, made, stop_ids)
+
+    def _stop_ids(self, waiting: Waiting) -> tuple[int, ...]:
+        params = waiting.request.params
+        return (*(() if params.ignore_eos else self._eos_ids), *params.stop_token_ids)
+
+    def _try_lock(self, waiting: Waiting, match: Match, reusable: Int32Array) -> Refusal | None:
         """Locks the matched prefix, unless the request cannot start."""
         holdings = self._holdings
         missing = self._missing_pages(waiting, match)
-        coming = holdings.producers.coming_pages(waiting.request.namespace, waiting.token_ids[:-1])
+        coming = holdings.producers.coming_pages(waiting.request.namespace, reusable)
         # At least half of what is missing: so it waits for a few others at most, one after another.
         if 2 * (coming - len(match.pages)) >= missing:
             return Refusal.SIBLING
@@ -89,3 +103,7 @@ class Admission:
         tokens = int(np.minimum(left, FORESEEN_TOKENS).sum()) + own
         # Whatever the forecast, each row may be about to need its next page.
         return len(live) + int(tokens * self.forecast.share) // self._holdings.cache.page_size
+
+
+def _wants_prompt_logprobs(waiting: Waiting) -> bool:
+    return waiting.request.params.prompt_logprobs is not None and not waiting.started

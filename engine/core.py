@@ -100,9 +100,9 @@ class Engine:
 
     def _commit_oldest(self) -> StepOutput:
         plan, launched = self._in_flight.popleft()
-        token_ids = launched.wait_tokens_sync()
+        token_ids, logprobs = launched.wait_tokens_sync(), launched.wait_logprobs_sync()
         begun = time.perf_counter()
-        output = self._scheduler.commit(plan, token_ids)
+        output = self._scheduler.commit(plan, token_ids, logprobs)
         self._host_s += time.perf_counter() - begun
         return output
 

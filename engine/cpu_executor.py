@@ -18,7 +18,7 @@ from engine.scoring import PromptScorer, score_sampled
 from gpu_ops import ops
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.cpu_attention import plan_attention
-from gpu_ops.logit_rules import LogitRules
+from gpu_ops.logit_rules import LogitRules, forbid
 
 Float32Array = NDArray[np.float32]
 
@@ -200,21 +200,18 @@ class CpuExecutor:
         return plan_attention(batch, self._cache.keys[0], self._windows)
 
     def _draw(self, logits: torch.Tensor, rows: Int32Array, step: StepDescriptor) -> Int32Array:
-        """[sampled] ids: for the rows with rules or masks from logits as those make them."""
+        """[sampled] ids: for the rows with rules from logits as those make them."""
         ruled = self._rules.has(rows)
-        special = np.nonzero(ruled | np.isin(rows, step.mask_rows))[0]
-        if not special.size:
+        if not ruled.any():
             return self._sample(logits, rows)
         drawn = np.empty(len(rows), np.int32)
-        others = np.setdiff1d(np.arange(len(rows)), special)
-        if others.size:
-            drawn[others] = self._sample(logits[torch.from_numpy(others)], rows[others])
-        positions = torch.from_numpy(self._state.length[rows[special]])
-        adjusted = self._rules.adjust(
-            logits[torch.from_numpy(special)], rows[special], positions, step.mask_rows, step.masks
-        )
-        drawn[special] = self._sample(adjusted, rows[special])
-        self._rules.count(rows[special], torch.from_numpy(drawn[special]))
+        if not ruled.all():
+            drawn[~ruled] = self._sample(logits[torch.from_numpy(~ruled)], rows[~ruled])
+        positions = torch.from_numpy(self._state.length[rows[ruled]])
+        adjusted = self._rules.adjust(logits[torch.from_numpy(ruled)], rows[ruled], positions)
+        adjusted = forbid(adjusted, rows[ruled], step.mask_rows, step.masks)
+        drawn[ruled] = self._sample(adjusted, rows[ruled])
+        self._rules.count(rows[ruled], torch.from_numpy(drawn[ruled]))
         return drawn
 
     def _sample(self, logits: torch.Tensor, rows: Int32Array) -> Int32Array:

@@ -9,7 +9,8 @@ Guarantees
   step's tokens are computed; an entry never names the dummy row.
 
 What a device does with a step
-- `joined`: set the row's sampling parameters.
+- `joined`: set the row's sampling parameters; what it remembered of the row is gone.
+- `rules`: what is done to the row's logits from now on (gpu_ops.rules).
 - `page_writes`: page_table[row, index] = page (a new page, or a canonical page after a merge).
 - each segment (row, start, count, samples): compute the next `count` prefill tokens at positions
   [start, start + count) and set length[row] = start + count. If `samples`, the token sampled from
@@ -24,9 +25,10 @@ from typing import Final
 import numpy as np
 
 from engine.request import Int32Array
+from gpu_ops.rules import RULE_WORDS
 
 INT32_MAX: Final = 2**31 - 1
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_WORDS: Final = 16
 # Words of the header.
 (
@@ -40,12 +42,20 @@ HEADER_WORDS: Final = 16
     H_PREFILL_TOKENS,
     H_DECODE,
     H_MAX_LENGTH,
-) = range(10)
+    H_RULES,
+    H_MASKS,
+    H_MASK_WORDS,
+) = range(13)
 SAME_DECODE_ROWS: Final = 1  # flag: decode rows are those of the previous step, and not repeated
 
-JOINED_WORDS: Final = 8  # row, temperature, top_k, top_p, min_p, seed low, seed high, 0
+JOINED_WORDS: Final = 8  # row, temperature, top_k, top_p, min_p, seed low, seed high, logprobs
 PAGE_WRITE_WORDS: Final = 3  # row, index, page
 SEGMENT_WORDS: Final = 4  # row, start, count, samples
+
+
+def logprob_word(output: int | None, prompt: int | None) -> int:
+    """How many likeliest ids are wanted of each new, and of each prompt token; None: nothing is."""
+    return (0 if output is None else output + 1) | (0 if prompt is None else prompt + 1) << 8
 
 
 def _no_words(columns: int) -> Int32Array:
@@ -57,12 +67,16 @@ class StepDescriptor:
     """One step's changes and work, as arrays.
 
     joined          [n, 8] int32: row, then float32 bits of temperature, top_k, float32 bits of
-                    top_p and min_p, the seed's low and high words, 0
+                    top_p and min_p, the seed's low and high words, and what logprobs are asked
+                    for: `logprob_word`
     page_writes     [n, 3] int32: row, index in its page table, page
     segments        [n, 4] int32: row, start, count, samples (0 or 1)
     prefill_tokens  [sum of counts] int32, in the segments' order
     decode_rows     [n] int32
     max_length      longest row after this step, in tokens
+    rules           [n, 4] int32: row, kind, token id, value (gpu_ops.rules)
+    mask_rows       [n] int32, rows that draw in this step, each under its mask
+    masks           [n, words] int32, a bit for each id that may be drawn
     """
 
     step: int
@@ -73,6 +87,9 @@ class StepDescriptor:
     page_writes: Int32Array = field(default_factory=lambda: _no_words(PAGE_WRITE_WORDS))
     segments: Int32Array = field(default_factory=lambda: _no_words(SEGMENT_WORDS))
     prefill_tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    rules: Int32Array = field(default_factory=lambda: _no_words(RULE_WORDS))
+    mask_rows: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    masks: Int32Array = field(default_factory=lambda: _no_words(0))
 
     @property
     def sampled(self) -> int:
@@ -85,7 +102,11 @@ class StepDescriptor:
 
     def _parts(self) -> tuple[Int32Array, ...]:
         decode = self.decode_rows[:0] if self.same_decode_rows else self.decode_rows
-        return (self.joined, self.page_writes, self.segments, self.prefill_tokens, decode)
+        # Sections of which a pass over the rows knows nothing come last.
+        return (
+            *(self.joined, self.page_writes, self.segments, self.prefill_tokens, decode),
+            *(self.rules, self.mask_rows, self.masks),
+        )
 
     def encode_into(self, block: Int32Array) -> Int32Array:
         """Writes the block's first `words()` words and returns that part of it."""
@@ -97,6 +118,8 @@ class StepDescriptor:
         out[H_JOINED], out[H_PAGE_WRITES] = len(self.joined), len(self.page_writes)
         out[H_SEGMENTS], out[H_PREFILL_TOKENS] = len(self.segments), self.prefill_tokens.size
         out[H_DECODE], out[H_MAX_LENGTH] = self.decode_rows.size, self.max_length
+        out[H_RULES] = len(self.rules)
+        out[H_MASKS], out[H_MASK_WORDS] = self.masks.shape
         at = HEADER_WORDS
         for part in self._parts():
             if part.size:
@@ -132,6 +155,9 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
     prefill_tokens = take(int(block[H_PREFILL_TOKENS]), 1)[:, 0]
     same = bool(block[H_FLAGS] & SAME_DECODE_ROWS)
     decode_rows = previous_decode_rows if same else take(int(block[H_DECODE]), 1)[:, 0]
+    rules = take(int(block[H_RULES]), RULE_WORDS)
+    mask_rows = take(int(block[H_MASKS]), 1)[:, 0]
+    masks = take(int(block[H_MASKS]), int(block[H_MASK_WORDS]))
     if at != block.size or decode_rows.size != block[H_DECODE]:
         raise ValueError(f"step descriptor's counts do not add up: {block[:HEADER_WORDS]}")
     return StepDescriptor(
@@ -143,4 +169,7 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
         page_writes=page_writes,
         segments=segments,
         prefill_tokens=prefill_tokens,
+        rules=rules,
+        mask_rows=mask_rows,
+        masks=masks,
     )

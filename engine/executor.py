@@ -6,6 +6,7 @@ applies the changes a step descriptor carries, and runs the step. It decides not
 
 from typing import Protocol
 
+from engine.logprobs import StepLogprobs
 from engine.request import Int32Array
 
 
@@ -19,6 +20,10 @@ class LaunchedStep(Protocol):
     def wait_tokens_sync(self) -> Int32Array:
         """Blocks until done. [sampled] int32: first the prefill segments that sample, in the
         descriptor's order, then its decode rows in order."""
+        ...
+
+    def wait_logprobs_sync(self) -> StepLogprobs | None:
+        """Blocks until done. None where no row of the step asked for any."""
         ...
 
 

@@ -11,8 +11,10 @@ from engine.descriptor import (
     PAGE_WRITE_WORDS,
     SEGMENT_WORDS,
     StepDescriptor,
+    logprob_word,
 )
 from engine.request import Int32Array, Request
+from gpu_ops.rules import RULE_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,12 @@ class Draft:
         self.page_writes: list[Int32Array] = []  # [n, 3] each
         self._tokens: list[Int32Array] = []
         self._joined: list[Int32Array] = []
+        self._rules: list[Int32Array] = []
 
-    def join(self, row: int, request: Request, pages: Int32Array) -> None:
-        """A row's parameters and its first pages."""
+    def join(self, row: int, request: Request, pages: Int32Array, rules: Int32Array) -> None:
+        """A row's parameters, its first pages and its rules, as `engine.rules` makes them."""
         self._joined.append(_joined_words(row, request))
+        self._rules.append(rules)
         self.write_pages(np.full(len(pages), row), np.arange(len(pages)), pages)
 
     def write_pages(
@@ -83,6 +87,7 @@ class Draft:
             page_writes=_stack(writes, PAGE_WRITE_WORDS),
             segments=np.array(self.segments, np.int32).reshape(-1, SEGMENT_WORDS),
             prefill_tokens=np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
+            rules=_stack(self._rules, RULE_WORDS),
         )
         if sampling:
             head = np.array([position for _, position in sampling], np.int32)
@@ -115,6 +120,7 @@ def _joined_words(row: int, request: Request) -> Int32Array:
     words[0], words[2] = row, min(params.top_k, INT32_MAX)
     floats[1], floats[3], floats[4] = params.temperature, params.top_p, params.min_p
     words[5:7] = np.array([request.seed], np.uint64).view(np.int32)
+    words[7] = logprob_word(params.logprobs, params.prompt_logprobs)
     return words
 
 

@@ -6,6 +6,7 @@ module of the engine that `httpd` may import.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ class Finish(enum.IntEnum):
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. Validated by whoever builds it."""
 
-    max_new_tokens: int
+    max_new_tokens: int  # 0 only scores the prompt
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
@@ -40,6 +41,16 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    include_stop: bool = False  # the stop string or stop token that ends the text is part of it
+    min_tokens: int = 0  # before as many no EOS, stop token or stop string ends it
+    presence_penalty: float = 0.0  # subtracted from logits of ids that are in the output
+    frequency_penalty: float = 0.0  # likewise, times how often
+    repetition_penalty: float = 1.0  # above 1: against ids of the prompt and the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    allowed_token_ids: tuple[int, ...] | None = None  # None is all
+    echo: bool = False  # the text begins with the prompt's
+    logprobs: int | None = None  # likeliest ids told of each new token; 0: the token's own alone
+    prompt_logprobs: int | None = None  # likewise of each prompt token
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +91,32 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of n tokens under the model itself: before penalties and temperature."""
+
+    chosen: NDArray[np.float32]  # [n]
+    ranks: Int32Array  # [n], 1 for the likeliest
+    top_ids: Int32Array  # [n, k] the likeliest ids, the likeliest first
+    top: NDArray[np.float32]  # [n, k]
+
+    def __getitem__(self, part: slice) -> "Logprobs":
+        return Logprobs(self.chosen[part], self.ranks[part], self.top_ids[part], self.top[part])
+
+    @classmethod
+    def joined(cls, parts: Sequence["Logprobs"]) -> "Logprobs":
+        """One after the other; at least one, all of the same k."""
+        columns = ([part.chosen for part in parts], [part.ranks for part in parts])
+        tables = ([part.top_ids for part in parts], [part.top for part in parts])
+        return cls(*map(np.concatenate, columns), *map(np.concatenate, tables))
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A request got its first token: what the detokenizer must know before that token."""
 
     request: Request
     cached_tokens: int  # prompt tokens whose KV came from the prefix cache
+    prompt_logprobs: Logprobs | None = None  # of all prompt tokens but the first, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +134,26 @@ class StepOutput:
     finishes: NDArray[np.uint8]
     started: tuple[Started, ...] = ()
     errors: tuple[tuple[int, str], ...] = ()  # (request id, message) for each Finish.ERROR
+    logprobs: tuple[tuple[int, Logprobs], ...] = ()  # (request id, of its one token), where asked
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One token as a client sees it."""
+
+    token_id: int
+    text: str  # U+FFFD for what is no whole character
+    utf8: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token of a response or a prompt, and the likeliest ones at its place."""
+
+    token: TokenText
+    rank: int  # 1 for the likeliest
+    top: tuple[TokenText, ...]  # the likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +168,14 @@ class Delta:
     cached_tokens: int
     stop_match: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
+    scores: tuple[TokenScore, ...] = ()  # of token_ids, where asked for
+    prompt: "PromptText | None" = None  # with the first delta, where asked for
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """The prompt of a response, with `echo` or prompt logprobs."""
+
+    text: str
+    first: TokenText  # nothing precedes it: its logprob is NaN
+    scores: tuple[TokenScore, ...]  # of all tokens but the first; empty where not asked for

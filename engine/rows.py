@@ -7,7 +7,8 @@ Lengths of a row, all in tokens
   [0, cached)      computed once every launched step is done
   cached + 1       tokens that exist on the device once the prompt is computed: a decode step takes
                    the last one as its input
-  limit            prompt + max_new_tokens: no position from here on is ever computed
+  limit            prompt + max_new_tokens, which count as 1 at least: no position from here on is
+                   ever computed
 Pages of a row
   [0, shared)      belong to the prefix cache; the row's lock keeps them
   [shared, pages)  belong to the row
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.prefix_cache import Node
-from engine.request import Int32Array, Request
+from engine.request import Int32Array, Logprobs, Request
 
 STOP_IDS: Final = 4  # room for a model's EOS ids; a request with more makes every step slower
 
@@ -57,12 +58,14 @@ class Rows:
         self._stop_counts = np.zeros(count, np.int32)
         self.stop_columns = STOP_IDS  # as many as the row in use with the most ids has
         self.page_table = np.zeros((count, self.max_pages), np.int32)
-        self.tokens = np.zeros((count, max_model_len), np.int32)  # touched memory only is resident
+        # One more than are ever computed; touched memory only is resident.
+        self.tokens = np.zeros((count, max_model_len + 1), np.int32)
         self.requests: list[Request | None] = [None] * count
         self.nodes: list[Node | None] = [None] * count  # the locked node of the prefix cache
         self.cached_tokens = np.zeros(count, np.int32)  # prompt tokens that were a cache hit
         self.order = np.zeros(count, np.int64)  # admission order: a later row is retracted first
         self.started = np.zeros(count, np.bool_)  # its first token was committed
+        self.prompt_logprobs: list[list[Logprobs]] = [[] for _ in range(count)]
         self._free = list(range(count - 1, -1, -1))
 
     @property
@@ -79,6 +82,7 @@ class Rows:
         self.state[row] = RowState.FREE
         self.requests[row] = None
         self.nodes[row] = None
+        self.prompt_logprobs[row] = []
         if self._stop_counts[row] > STOP_IDS:
             self._stop_counts[row] = 0
             self.stop_columns = max(STOP_IDS, int(self._stop_counts.max()))

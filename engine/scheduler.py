@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from engine.admission import Admission, Refusal
 from engine.holdings import Holdings, RowArray
+from engine.logprobs import StepLogprobs, sampled_logprobs, take_prompt_logprobs
 from engine.pages import PagePool
 from engine.plan import Draft, StepPlan
 from engine.prefix_cache import PrefixCache
-from engine.request import Finish, Int32Array, Request, Started, StepOutput
+from engine.request import Finish, Int32Array, Logprobs, Request, Started, StepOutput
 from engine.rows import RowState
 from engine.waiting import Waiting, WaitingQueue
 
@@ -74,8 +75,8 @@ class Scheduler:
         Raises ValueError where it can never fit or its id is in use.
         """
         total = len(request.prompt_ids) + request.params.max_new_tokens
-        if not len(request.prompt_ids) or request.params.max_new_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and one new token")
+        if not len(request.prompt_ids) or request.params.max_new_tokens < 0:
+            raise ValueError("a request needs at least one prompt token, and no fewer than 0 new")
         if total > self.max_model_len:
             raise ValueError(
                 f"prompt and max_new_tokens are {total} tokens together, "
@@ -193,7 +194,8 @@ class Scheduler:
             if row is not Refusal.SIBLING:
                 self.waiting.remove(waiting.request.id)
                 self._prefilling.append(row)
-                draft.join(row, waiting.request, self._rows.pages_of(row))
+                rules = self.admission.rules_of(row, waiting)
+                draft.join(row, waiting.request, self._rows.pages_of(row), rules)
                 budget -= self._add_chunk(row, budget, draft)
 
     def _add_chunk(self, row: int, budget: int, draft: Draft) -> int:
@@ -215,7 +217,9 @@ class Scheduler:
 
     # Committing
 
-    def commit(self, plan: StepPlan, token_ids: Int32Array) -> StepOutput:
+    def commit(
+        self, plan: StepPlan, token_ids: Int32Array, logprobs: StepLogprobs | None
+    ) -> StepOutput:
         """Takes the tokens of the oldest step not yet committed.
 
         token_ids  [sampled] int32, parallel to plan.sample_rows
@@ -234,11 +238,18 @@ class Scheduler:
         finishes = np.where(positions + 1 >= rows.limit[sampled], Finish.LENGTH, Finish.NONE)
         finishes = np.where(stopped, Finish.STOP, finishes).astype(np.uint8)
         request_ids = rows.request_ids[sampled]
+        told = () if logprobs is None else self._commit_logprobs(plan, logprobs)
         started = self._commit_prefilled(plan.prefilled_rows)
         for row in sampled[finishes != Finish.NONE].tolist():
             self._finish(row)
         self.holdings.release(self._completed_step)
-        return self._output(plan.step, request_ids, token_ids, finishes, started)
+        return self._output(plan.step, request_ids, token_ids, finishes, started, told)
+
+    def _commit_logprobs(
+        self, plan: StepPlan, logprobs: StepLogprobs
+    ) -> tuple[tuple[int, Logprobs], ...]:
+        take_prompt_logprobs(logprobs, self._rows)
+        return tuple(sampled_logprobs(logprobs, plan, self._rows))
 
     def _commit_prefilled(self, prefilled: tuple[int, ...]) -> tuple[Started, ...]:
         """Shares each computed prompt at once, so that the next request with it finds it."""
@@ -250,7 +261,9 @@ class Scheduler:
             self.holdings.share_prompt(row)
             if not rows.started[row]:
                 rows.started[row] = True
-                started.append(Started(request, int(rows.cached_tokens[row])))
+                parts = rows.prompt_logprobs[row]
+                of_prompt = Logprobs.joined(parts) if parts else None
+                started.append(Started(request, int(rows.cached_tokens[row]), of_prompt))
         return tuple(started)
 
     def take_ended(self) -> StepOutput | None:
@@ -259,7 +272,7 @@ class Scheduler:
             return None
         none = np.empty(0, np.int32)
         ids, finishes = np.empty(0, np.int64), np.empty(0, np.uint8)
-        return self._output(self._completed_step, ids, none, finishes, ())
+        return self._output(self._completed_step, ids, none, finishes)
 
     def _output(
         self,
@@ -267,10 +280,11 @@ class Scheduler:
         request_ids: NDArray[np.int64],
         token_ids: Int32Array,
         finishes: NDArray[np.uint8],
-        started: tuple[Started, ...],
+        started: tuple[Started, ...] = (),
+        logprobs: tuple[tuple[int, Logprobs], ...] = (),
     ) -> StepOutput:
         if not self._ended:
-            return StepOutput(step, request_ids, token_ids, finishes, started)
+            return StepOutput(step, request_ids, token_ids, finishes, started, (), logprobs)
         ended, self._ended = self._ended, []
         return StepOutput(
             step,
@@ -279,6 +293,7 @@ class Scheduler:
             np.concatenate([finishes, np.array([e[1] for e in ended], np.uint8)]),
             started,
             tuple((e[0], e[2]) for e in ended if e[2] is not None),
+            logprobs,
         )
 
     # Ending
@@ -287,7 +302,7 @@ class Scheduler:
         request = self._rows.requests[row]
         assert request is not None
         made = int(self._rows.valid[row]) + 1 - len(request.prompt_ids)
-        self.admission.forecast.finished(made, request.params.max_new_tokens)
+        self.admission.forecast.finished(made, max(1, request.params.max_new_tokens))
         self._end_row(row)
 
     def _end_row(self, row: int) -> None:

@@ -22,7 +22,8 @@ class Waiting:
 
     @property
     def limit(self) -> int:
-        return len(self.request.prompt_ids) + self.request.params.max_new_tokens
+        # A request that only scores its prompt draws a token all the same, which nobody hears of.
+        return len(self.request.prompt_ids) + max(1, self.request.params.max_new_tokens)
 
 
 class WaitingQueue:

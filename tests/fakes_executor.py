@@ -12,7 +12,8 @@ import numpy as np
 from engine import descriptor as d
 from engine.core import Engine, EngineFacts
 from engine.executor import Executor
-from engine.request import Int32Array
+from engine.logprobs import StepLogprobs
+from engine.request import Int32Array, Logprobs
 from engine.scheduler import Scheduler
 
 VOCAB = 97
@@ -44,6 +45,7 @@ class FakeStep:
     executor: "FakeExecutor"
     tokens: Int32Array
     read_pages: dict[int, int] = field(default_factory=dict)  # page → row that reads or writes it
+    logprobs: StepLogprobs | None = None
 
     def is_done_no_sync(self) -> bool:
         return True
@@ -51,6 +53,16 @@ class FakeStep:
     def wait_tokens_sync(self) -> Int32Array:
         assert self.executor.in_flight.popleft() is self, "steps are committed out of order"
         return self.tokens
+
+    def wait_logprobs_sync(self) -> StepLogprobs | None:
+        return self.logprobs
+
+
+def fake_logprobs(tokens: list[int], k: int) -> Logprobs:
+    """Those of a model that gives each id its negative as its log-probability."""
+    ids = np.array(tokens, np.int32)
+    top = np.broadcast_to(np.arange(k, dtype=np.int32), (len(ids), k))
+    return Logprobs(-ids.astype(np.float32), ids + 1, top, -top.astype(np.float32))
 
 
 class FakeExecutor:
@@ -62,6 +74,7 @@ class FakeExecutor:
         self.page_table = np.zeros((max_rows + 1, max_pages), np.int32)
         self.length = np.zeros(max_rows + 1, np.int64)
         self.last_token = np.full(max_rows + 1, -1, np.int64)
+        self.logprob_words = np.zeros(max_rows + 1, np.int32)
         self.previous_decode = np.empty(0, np.int32)
         self.in_flight: deque[FakeStep] = deque()
         self.steps = 0
@@ -74,6 +87,7 @@ class FakeExecutor:
         written = {(int(row), int(index)) for row, index, _ in step.page_writes}
         assert len(written) == len(step.page_writes), "one entry is written twice in a step"
         self.page_table[step.page_writes[:, 0], step.page_writes[:, 1]] = step.page_writes[:, 2]
+        self.logprob_words[step.joined[:, 0]] = step.joined[:, 7]
         launched = FakeStep(self, np.empty(0, np.int32))
         tokens: list[int] = []
         at = 0
@@ -91,8 +105,27 @@ class FakeExecutor:
             tokens.append(self._sample(launched, row))
         launched.tokens = np.array(tokens, np.int32)
         assert len(tokens) == step.sampled
+        launched.logprobs = self._logprobs(step, tokens)
         self.in_flight.append(launched)
         return launched
+
+    def _logprobs(self, step: d.StepDescriptor, tokens: list[int]) -> StepLogprobs | None:
+        rows = [row for row, _, _, samples in step.segments.tolist() if samples]
+        rows += step.decode_rows.tolist()
+        wanted = self.logprob_words[rows] & 255
+        indices = np.nonzero(wanted)[0].astype(np.int32)
+        prompts, at = [], 0
+        for row, start, count, _ in step.segments.tolist():
+            ids = step.prefill_tokens[at : at + count].tolist()
+            at += count
+            k = int(self.logprob_words[row] >> 8)
+            if k:
+                prompts.append((row, fake_logprobs(ids[0 if start else 1 :], k - 1)))
+        if not len(indices) and not prompts:
+            return None
+        k = int(wanted.max(initial=1)) - 1
+        sampled = fake_logprobs([tokens[index] for index in indices], k) if len(indices) else None
+        return StepLogprobs(indices, sampled, tuple(prompts))
 
     def _store(self, launched: FakeStep, row: int, position: int, token: int) -> None:
         page = int(self.page_table[row, position // self.page_size])

@@ -22,6 +22,8 @@ def words(columns: int) -> st.SearchStrategy[np.ndarray]:
     tokens=words(1),
     decode=words(1),
     same=st.booleans(),
+    rules=words(d.RULE_WORDS),
+    masks=words(7),
 )
 def test_round_trip(
     joined: np.ndarray,
@@ -30,14 +32,20 @@ def test_round_trip(
     tokens: np.ndarray,
     decode: np.ndarray,
     same: bool,
+    rules: np.ndarray,
+    masks: np.ndarray,
 ) -> None:
     step = d.StepDescriptor(
         step=9, decode_rows=decode[:, 0], same_decode_rows=same, max_length=77, joined=joined,
         page_writes=writes, segments=segments, prefill_tokens=tokens[:, 0],
+        rules=rules, mask_rows=masks[:, 0], masks=masks,
     )  # fmt: skip
     back = d.decode(step.encode(), previous_decode_rows=decode[:, 0])
     assert (back.step, back.same_decode_rows, back.max_length) == (9, same, 77)
-    for name in ("joined", "page_writes", "segments", "prefill_tokens", "decode_rows"):
+    for name in (
+        *("joined", "page_writes", "segments", "prefill_tokens", "decode_rows"),
+        *("rules", "mask_rows", "masks"),
+    ):
         np.testing.assert_array_equal(getattr(back, name), getattr(step, name))
 
 

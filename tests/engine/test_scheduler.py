@@ -219,7 +219,7 @@ def test_a_matched_stop_string_ends_the_request() -> None:
 
 @pytest.mark.parametrize(
     ("length", "new", "reason"),
-    [(0, 1, "at least one"), (5, 0, "at least one"), (60, 5, "more than the context of 64")],
+    [(0, 1, "at least one"), (5, -1, "at least one"), (60, 5, "more than the context of 64")],
 )
 def test_what_can_never_fit_is_refused(length: int, new: int, reason: str) -> None:
     rig = Rig()
@@ -298,3 +298,11 @@ def test_a_request_with_many_stop_ids_slows_nobody_who_comes_after_it() -> None:
     rows.give(first)
     assert rows.stop_columns == STOP_IDS
     assert rows.is_stop_id(np.array([second]), ids[1:2]).tolist() == [True]
+
+
+def test_a_prompt_as_long_as_the_context_can_be_scored() -> None:
+    rig = Rig()
+    rig.submit(1, prompt_of(64), 0)
+    rig.drain()
+    assert rig.finishes[1] == Finish.LENGTH
+    assert len(rig.tokens[1]) == 1  # drawn, as by every step; the detokenizer drops it

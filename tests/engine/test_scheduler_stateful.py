@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine.cache_factory import build_prefix_cache
 from engine.pages import PagePool
-from engine.request import Finish, Request, SamplingParams, StepOutput
+from engine.request import Finish, Request, SamplingParams, Started, StepOutput
 from engine.scheduler import Scheduler
 from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
 
@@ -52,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, Finish] = {}
+        self.logprobs: dict[int, list[float]] = defaultdict(list)
         self.started: set[int] = set()
         self.aborted: set[int] = set()
 
@@ -61,14 +62,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(["", "tenant"]),
         stop=st.lists(st.integers(0, 96), max_size=6),
         ignore_eos=st.booleans(),
+        logprobs=st.tuples(*[st.sampled_from([None, None, 0, 2])] * 2),
     )
     def submit(
-        self, prompt: list[int], new: int, namespace: str, stop: list[int], ignore_eos: bool
+        self,
+        prompt: list[int],
+        new: int,
+        namespace: str,
+        stop: list[int],
+        ignore_eos: bool,
+        logprobs: tuple[int | None, int | None],
     ) -> None:
         new = min(new, MAX_MODEL_LEN - len(prompt))
         params = SamplingParams(
-            max_new_tokens=new, stop_token_ids=tuple(stop), ignore_eos=ignore_eos
-        )
+            max_new_tokens=new, stop_token_ids=tuple(stop), ignore_eos=ignore_eos,
+            logprobs=logprobs[0], prompt_logprobs=logprobs[1],
+        )  # fmt: skip
         number = len(self.requests)
         request = Request(number, np.array(prompt, np.int32), params, seed=1, namespace=namespace)
         self.engine.submit(request)
@@ -91,7 +100,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _take(self, output: StepOutput | None) -> None:
         if output is None:
             return
-        self.started.update(one.request.id for one in output.started)
+        for one in output.started:
+            assert one.request.id not in self.started
+            self.started.add(one.request.id)
+            self._check_prompt_logprobs(one)
+        for number, logprobs in output.logprobs:
+            self.logprobs[number] += logprobs.chosen.tolist()
         triples = zip(output.request_ids, output.token_ids, output.finishes, strict=True)
         for number, token, finish in triples:
             assert number not in self.finishes, "something came after the end"
@@ -100,6 +114,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.outputs[int(number)].append(int(token))
             if finish:
                 self.finishes[int(number)] = Finish(finish)
+
+    def _check_prompt_logprobs(self, started: Started) -> None:
+        request, told = started.request, started.prompt_logprobs
+        if request.params.prompt_logprobs is None or len(request.prompt_ids) == 1:
+            assert told is None or not len(told.chosen)
+        else:
+            assert told is not None
+            assert told.chosen.tolist() == (-request.prompt_ids[1:]).tolist()
+            assert told.top.shape[1] == request.params.prompt_logprobs
+            assert started.cached_tokens == 0
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -124,6 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop_ids = frozenset([*eos, *params.stop_token_ids])
         whole = expected_output(request.prompt_ids, params.max_new_tokens, stop_ids)
         got = self.outputs[number]
+        told = self.logprobs[number]
+        assert told == ([] if params.logprobs is None else [-token for token in got])
         if self.finishes[number] == Finish.ABORT:
             assert number in self.aborted
             assert got == whole[: len(got)]

@@ -1,0 +1,85 @@
+"""A request's penalties, biases and minimal length, as the words that a device takes.
+
+Knows no logits: what each rule does to them is gpu_ops.logit_rules' business.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.request import Int32Array, SamplingParams
+from gpu_ops.rules import RULE_WORDS, Rule
+
+_NO_RULES = np.empty((0, RULE_WORDS), np.int32)
+
+
+def rule_words(
+    row: int, params: SamplingParams, prompt: Int32Array, made: Int32Array, stop_ids: Iterable[int]
+) -> Int32Array:
+    """[n, 4] int32: row, kind, token id, value; empty where the request has no rules.
+
+    made      [n] int32, the output so far: of a request that was retracted
+    stop_ids  what ends the request, and must not before its minimal length
+    """
+    words = _Words(row)
+    if params.allowed_token_ids is not None:
+        words.add(Rule.ONLY_ALLOWED)
+        words.add_ids(Rule.ALLOWED, params.allowed_token_ids)
+    bias = _allowed_bias(params)
+    words.add_ids(Rule.BIAS, bias, np.array([*bias.values()], np.float32).view(np.int32))
+    if params.min_tokens:
+        words.add(Rule.MIN_LENGTH, len(prompt) + params.min_tokens)
+        words.add_ids(Rule.EARLY, stop_ids)
+    _add_penalties(words, params, prompt, made)
+    return words.all()
+
+
+def _allowed_bias(params: SamplingParams) -> dict[int, float]:
+    """Biases by id; what is forbidden stays so."""
+    bias = dict(params.logit_bias)
+    if params.allowed_token_ids is None:
+        return bias
+    allowed = frozenset(params.allowed_token_ids)
+    return {token_id: value for token_id, value in bias.items() if token_id in allowed}
+
+
+def _add_penalties(
+    words: "_Words", params: SamplingParams, prompt: Int32Array, made: Int32Array
+) -> None:
+    given = (
+        (Rule.REPETITION, params.repetition_penalty, 1.0),
+        (Rule.PRESENCE, params.presence_penalty, 0.0),
+        (Rule.FREQUENCY, params.frequency_penalty, 0.0),
+    )
+    chosen = [(kind, value) for kind, value, neutral in given if value != neutral]
+    if not chosen:
+        return
+    for kind, value in chosen:
+        words.add(kind, int(np.float32(value).view(np.int32)))
+    if params.repetition_penalty != 1.0:
+        words.add_ids(Rule.IN_PROMPT, np.unique(prompt).tolist())
+    ids, counts = np.unique(made, return_counts=True)
+    words.add_ids(Rule.MADE, ids.tolist(), counts.astype(np.int32))
+
+
+class _Words:
+    """Rules of one row, being put together."""
+
+    def __init__(self, row: int) -> None:
+        self._row = row
+        self._parts: list[Int32Array] = []
+
+    def add(self, kind: Rule, value: int = 0) -> None:
+        self._parts.append(np.array([[self._row, kind, 0, value]], np.int32))
+
+    def add_ids(self, kind: Rule, ids: Iterable[int], values: Int32Array | int = 0) -> None:
+        column = np.fromiter(ids, np.int32)
+        part = np.empty((len(column), RULE_WORDS), np.int32)
+        part[:, 0], part[:, 1], part[:, 2], part[:, 3] = self._row, kind, column, values
+        self._parts.append(part)
+
+    def all(self) -> Int32Array:
+        if not any(len(part) for part in self._parts):
+            return _NO_RULES
+        begin = np.array([[self._row, Rule.BEGIN, 0, 0]], np.int32)
+        return np.concatenate([begin, *self._parts])
