@@ -217,9 +217,10 @@ def sample(
     seed_lo, seed_hi  [n] int32, the words of the seed
     position          [n] int32, the sampled token's index in its sequence
 
-    p = softmax(logits / temperature). An id stays if its logit is at least the top_k-th largest,
-    and its p at least the smallest p in the smallest set (largest p first) of mass >= top_p, and
-    its p at least min_p times the largest: each filter looks at the whole p, equals stay together.
+    p = softmax(logits / temperature). In transformers' order: an id stays if its logit is at least
+    the top_k-th largest; and, of what that leaves, its p at least the smallest p in the smallest set
+    (largest p first) that holds top_p of the mass left; and its p at least min_p times the largest.
+    Equals stay together. (The CUDA kernel takes top_p of the whole mass as yet, top_k or not.)
     u = word 0 of Philox4x32-10 over 2³², with key (seed_lo, seed_hi), counter (position, 0, 0, 0).
     The id is the first, in order of ids, at which the mass that stays exceeds u times its total.
     """

@@ -55,6 +55,8 @@ def kept_probabilities(
 ) -> Tensor:
     """[v] float32: softmax(logits / temperature) of one row, [v]; 0 where a filter drops the id."""
     probabilities = (logits.float() / temperature).softmax(0)
+    if 0 < top_k < len(logits):
+        probabilities.masked_fill_(logits < logits.topk(top_k).values[-1], 0.0)
     floor = 0.0
     if min_p > 0:
         floor = float(probabilities.max() * min_p)
@@ -62,19 +64,19 @@ def kept_probabilities(
         floor = max(floor, _nucleus_floor(probabilities, top_p))
     if floor > 0:
         probabilities.masked_fill_(probabilities < floor, 0.0)
-    if 0 < top_k < len(logits):
-        probabilities.masked_fill_(logits < logits.topk(top_k).values[-1], 0.0)
     return probabilities
 
 
 def _nucleus_floor(probabilities: Tensor, top_p: float) -> float:
-    """The smallest probability in the smallest set that holds a mass of `top_p`.
+    """The smallest probability in the smallest set that holds `top_p` of the mass there is.
 
-    Few ids need sorting: all those below (1 - top_p) / v together hold less than 1 - top_p, so the
-    set is complete before it comes to them. Half of that bound leaves room for rounding.
+    Few ids need sorting: all those below (1 - top_p) / v of the mass hold less than 1 - top_p of it
+    together, so the set is complete before it comes to them. Half of that bound leaves room for
+    rounding.
     """
-    is_tail = probabilities < (1 - top_p) / (2 * len(probabilities))
+    whole = float(probabilities.sum(dtype=torch.float64))
+    is_tail = probabilities < whole * (1 - top_p) / (2 * len(probabilities))
     descending = probabilities[~is_tail].sort(descending=True).values  # NaN is no tail: never empty
     mass = descending.cumsum(0, dtype=torch.float64)
-    last = int(torch.searchsorted(mass, top_p))
+    last = int(torch.searchsorted(mass, top_p * whole))
     return float(descending[min(last, len(descending) - 1)])

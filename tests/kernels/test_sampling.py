@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gpu_ops import ops
 from gpu_ops.philox import philox4x32, uniform
+from gpu_ops.sampling import kept_probabilities
 
 Tensor = torch.Tensor
 VOCAB = 40
@@ -15,11 +19,11 @@ PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi", "p
 
 def sample(logits: Tensor, **given: Any) -> Tensor:
     """`ops.sample`; a number stands for a column of it, what is not given is off."""
-    settings = dict.fromkeys(PARAMETERS, 0) | {"temperature": 1.0, "top_p": 1.0} | given
+    whole = dict.fromkeys(PARAMETERS, 0) | {"temperature": 1.0, "top_p": 1.0} | given
     columns = []
     for name in PARAMETERS:
         dtype = torch.float32 if name in ("temperature", "top_p", "min_p") else torch.int32
-        value = torch.as_tensor(settings[name]).to(dtype)
+        value = torch.as_tensor(whole[name]).to(dtype)
         columns.append(value.expand(len(logits)).contiguous())
     return ops.sample(logits, *columns)
 
@@ -92,7 +96,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "filters",
     [
         {"top_k": 5},
         {"top_p": 0.6},
@@ -101,22 +105,22 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     ],
     ids=str,
 )
-def test_filters_keep_the_shape_of_what_stays(settings: dict[str, float]) -> None:
+def test_filters_keep_the_shape_of_what_stays(filters: dict[str, float]) -> None:
     """The kept set is computed here one id at a time, and the draws follow p within it."""
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
-    p = (logits / settings.get("temperature", 1.0)).softmax(0).double()
+    p = (logits / filters.get("temperature", 1.0)).softmax(0).double()
     order = p.argsort(descending=True).tolist()
-    kept = set(order[: int(settings.get("top_k", VOCAB))])
-    mass, nucleus = 0.0, set()
-    for i in order:
-        if mass >= settings.get("top_p", 1.0):
+    ranked = order[: int(filters.get("top_k", VOCAB))]
+    needed = filters.get("top_p", 1.0) * float(p[ranked].sum())
+    mass, kept = 0.0, set()
+    for i in ranked:
+        if mass >= needed:
             break
-        nucleus.add(i)
+        kept.add(i)
         mass += float(p[i])
-    kept &= nucleus
-    kept &= {i for i in order if p[i] >= settings.get("min_p", 0.0) * p.max()}
+    kept &= {i for i in order if p[i] >= filters.get("min_p", 0.0) * p.max()}
     assert 1 < len(kept) < VOCAB
-    observed = counts(logits, **settings)
+    observed = counts(logits, **filters)
     assert set(observed.nonzero()[:, 0].tolist()) == kept
     inside = sorted(kept)
     expected = p[inside] / p[inside].sum() * 4000
@@ -124,6 +128,53 @@ def test_filters_keep_the_shape_of_what_stays(settings: dict[str, float]) -> Non
     limit = len(kept) + 5 * (2 * len(kept)) ** 0.5  # 5 deviations above the mean
     print(f"chi-square {chi_square:.1f}, allowed {limit:.1f}")
     assert chi_square < limit
+
+
+def by_transformers(logits: Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The ids that transformers' own filters leave, in its order, in float64."""
+    scores = logits[None].double()
+    warpers = [TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)]
+    if top_k:
+        warpers.insert(0, TopKLogitsWarper(top_k))
+    for warper in warpers:
+        scores = warper(torch.empty(1, 0), scores)
+    return set(scores[0].isfinite().nonzero()[:, 0].tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    values=st.lists(st.floats(-20, 20, width=16), min_size=1, max_size=60),
+    temperature=st.floats(0.25, 4),
+    top_k=st.integers(0, 70),
+    top_p=st.floats(0.01, 1),
+    min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+)
+def test_the_kept_ids_are_those_of_transformers(
+    values: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Between what slightly narrower and slightly wider filters keep there.
+
+    Logits of up to 80 in float32 are off by 2^-18, so masses and their sums by that share of them.
+    Of equal logits at an edge transformers keeps some, and we all.
+    """
+    logits = torch.tensor(values)
+    kept = kept_probabilities(logits, temperature, top_k, top_p, min_p)
+    found = set(kept.nonzero()[:, 0].tolist())
+    slack = 2.0**-12
+    scaled = logits.double() / temperature
+    narrow = by_transformers(scaled, top_k, max(0.0, top_p - slack), min(1.0, min_p + slack))
+    wide = by_transformers(scaled, top_k, min(1.0, top_p + slack), max(0.0, min_p - slack))
+    least = min(values[i] for i in wide)
+    assert narrow <= found <= {i for i, value in enumerate(values) if value >= least}
+
+
+def test_top_p_is_of_what_top_k_leaves() -> None:
+    """p = 0.4, 0.3, 0.2, 0.1: of the two largest the first alone has 0.57 of the mass."""
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert kept_probabilities(logits, 1.0, 2, 0.5, 0.0).count_nonzero() == 1
+    assert kept_probabilities(logits, 1.0, 0, 0.5, 0.0).count_nonzero() == 2
+    assert kept_probabilities(logits, 1.0, 3, 0.7, 0.0).count_nonzero() == 2
+    assert kept_probabilities(logits, 1.0, 0, 0.75, 0.0).count_nonzero() == 3
 
 
 def test_equals_at_a_threshold_all_stay() -> None:
