@@ -1,11 +1,10 @@
 """Request bodies: limited in size and time, and read to the end even where nobody wants them.
 
 Rules
-- A response never ends before its request. On HTTP/1.1 the server would close the connection, and a
-  client still writing would see a reset instead of its answer. On HTTP/2 Hypercorn (0.18) fails on
-  data for a stream that it has closed, and takes every other stream of the connection with it.
+- A response does not end before its request. The server would close the connection or, on HTTP/2,
+  reset the stream, and most clients that are still writing then see that instead of their answer.
 - So the answer goes out at once, but its end waits while the rest of the request is read and
-  dropped.
+  dropped: up to a size and a time, beyond which losing the answer is the client's own affair.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from httpd.service import Rejected
 
-# What HTTP/1.1 drops for one request; beyond, losing the connection is its client's own affair.
 DRAIN_BYTES = 64 << 20
 DRAIN_TIMEOUT_S = 5.0
 
@@ -49,9 +47,10 @@ class _Incoming:
         headers = dict(scope["headers"])
         declared = headers.get(b"content-length", b"")
         self.declared_bytes = int(declared) if declared.isdigit() and len(declared) < 20 else 0
-        self._shares_connection = not scope["http_version"].startswith("1")
-        self.pending = (  # more may come
-            self._shares_connection or self.declared_bytes > 0 or b"transfer-encoding" in headers
+        self.pending = (  # more may come; HTTP/2 need not declare it
+            not scope["http_version"].startswith("1")
+            or self.declared_bytes > 0
+            or b"transfer-encoding" in headers
         )
         self._receive = receive
         self.max_bytes = max_bytes
@@ -65,11 +64,7 @@ class _Incoming:
         return message
 
     async def drain(self) -> None:
-        """Reads and drops what is left; on a connection of its own, within a size and a time."""
-        if self._shares_connection:
-            while self.pending:
-                await self._next()
-            return
+        """Reads and drops what is left, within a size and a time."""
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while self.pending and self.received_bytes < DRAIN_BYTES:

@@ -197,9 +197,14 @@ async def test_an_answer_ends_after_its_request(
     assert not names & {b"connection", b"transfer-encoding", b"keep-alive"}  # HTTP/2 forbids them
 
 
-async def test_draining_has_an_end(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("httpd.body.DRAIN_BYTES", 6000)
-    client = AsgiClient(create_app(service, SETTINGS), "/nowhere", headers=CHUNKED)
+@pytest.mark.parametrize("version", ["1.1", "2"])
+@pytest.mark.parametrize(("limit", "value"), [("DRAIN_BYTES", 6000), ("DRAIN_TIMEOUT_S", 0.01)])
+async def test_draining_has_an_end(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, version: str
+) -> None:
+    monkeypatch.setattr(f"httpd.body.{limit}", value)
+    app = create_app(service, SETTINGS)
+    client = AsgiClient(app, "/nowhere", headers=CHUNKED, http_version=version)
     for _ in range(6):
         client.feed(b" " * 1000, more=True)
     await ended(client.start())

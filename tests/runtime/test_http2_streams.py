@@ -142,6 +142,18 @@ def test_a_goodbye_right_behind_requests(server: ServerProcess, path: bytes) -> 
             pass
 
 
+def test_a_response_before_the_end_of_its_request(server: ServerProcess) -> None:
+    """Told to stop, a client may still have sent more; its other streams live on."""
+    with Http2Client(server) as client:
+        client.ask(1, b"x" * 1000, ends=False, path=b"/nowhere")
+        while 1 not in client.statuses:
+            client.receive()
+        client.ask(3, json.dumps(body("hello")).encode())
+        client.wait(1, 3)
+        assert client.statuses == {1: 404, 3: 200}
+        assert client.resets == {1: h2.errors.ErrorCodes.NO_ERROR}
+
+
 def test_priorities_mean_nothing(server: ServerProcess) -> None:
     """RFC 9113 took them back; Hypercorn's tree of them has room for 1,000 streams."""
     with Http2Client(server) as client:
