@@ -136,7 +136,7 @@ class CallObject:
 
     def _read_rest(self, text: str, position: int, out: list[OutputEvent]) -> int:
         end = self._value.feed(text, position)
-        if self._role is _Role.ARGUMENTS:
+        if self._role is _Role.ARGUMENTS and end > position:
             self._add_arguments(text[position:end], out)
         elif self._role is not _Role.OTHER:
             self._parts.append(text[position:end])

@@ -90,7 +90,7 @@ class CallText:
             self._call.finish(out)
             return out
         held = "".join(self._markup) + self._text.flush() + self._begun
-        if held and (self._begun or not self._after_call or held.strip(WHITESPACE + "],;")):
+        if held and (self._begun or not self._after_call or held.strip(WHITESPACE + ",;")):
             out.append(Content(held))
         return out
 
@@ -100,7 +100,7 @@ class CallText:
             out.append(Content(released))
             self._after_call = False
         if self._text.found:
-            self._markup = [self._format.opening]
+            self._markup = [self._text.flush(), self._format.opening]
             self._opened = True
             self._list_open = self._after_call = False
             self._state = _State.BEFORE
@@ -160,7 +160,7 @@ class CallText:
         if char in WHITESPACE:
             self._markup.append(char)
         elif char == "]" and self._list_open:
-            self._markup.append(char)
+            self._markup.clear()
             self._list_open = False
         elif char in ",;":
             self._markup.append(char)

@@ -64,6 +64,7 @@ class ReasoningText:
             if reasoning:
                 out.append(Reasoning(reasoning))
             if self._reasoning.found:
+                self._reasoning.flush()
                 self._state = _State.BREAKS
         if self._state is _State.BREAKS:
             position = _skip(text, position, _LINE_BREAKS)

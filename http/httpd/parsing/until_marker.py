@@ -6,8 +6,7 @@ from httpd.parsing.output import WHITESPACE
 class UntilMarker:
     """Releases text until a marker comes. Owned by the HTTP loop.
 
-    Holds back what may turn out to be the marker's: the beginning of one, and whitespace, which
-    goes with a marker that follows it.
+    Holds back what may turn out to be the marker's: the beginning of one, and whitespace before it.
     """
 
     __slots__ = ("_begun", "_marker", "_space", "found")
@@ -20,7 +19,10 @@ class UntilMarker:
         self.found = False
 
     def take(self, text: str, start: int) -> tuple[str, int]:
-        """What `text` from `start` on releases, and the index where the marker or the text ends."""
+        """What `text` from `start` on releases, and the index where the marker or the text ends.
+
+        Whitespace before a marker that was `found` is still held: `flush` gives it.
+        """
         if self._begun:  # only where `text` is new: so a long text with many markers is cut once
             text = self._begun + text[start:]
             start, shift = 0, start - len(self._begun)
@@ -30,11 +32,9 @@ class UntilMarker:
         self.found = at >= 0
         if self.found:
             released, end = self._release(text[start:at]), at + len(self._marker)
-            self._space.clear()
             self._begun = ""
         else:
-            end = len(text)
-            at = end - begun_chars(text[start:], self._marker)
+            end, at = len(text), _begun_at(text, start, self._marker)
             released, self._begun = self._release(text[start:at]), text[at:]
         return released, end + shift
 
@@ -43,7 +43,7 @@ class UntilMarker:
         self._space.append(space)
 
     def flush(self) -> str:
-        """What is held: no marker comes any more."""
+        """What is held."""
         held = "".join(self._space) + self._begun
         self._space.clear()
         self._begun = ""
@@ -62,9 +62,11 @@ class UntilMarker:
         return released
 
 
-def begun_chars(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins `marker` and is not all of it."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
-    return 0
+def _begun_at(text: str, start: int, marker: str) -> int:
+    """Index from `start` on where an end of `text` begins that begins `marker`, else its length."""
+    if not marker:
+        return len(text)
+    at = text.find(marker[0], max(start, len(text) - len(marker) + 1))
+    while at >= 0 and not marker.startswith(text[at:]):
+        at = text.find(marker[0], at + 1)
+    return at if at >= 0 else len(text)

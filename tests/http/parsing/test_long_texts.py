@@ -1,0 +1,87 @@
+"""Time is linear in the text, and memory in what must be held."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from httpd.parsing.json_value import JsonValue
+from tests.http.parsing.outputs import cut, new_parser, parts, run
+
+ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+BEGUN = '{"name": "add", "parameters": {"a": "'
+OTHER = '<tool_call>{"name": "no such tool", "arguments": {"a": "'
+
+# name: (format, reasoning, text of about n characters): each the worst for some part.
+TEXTS: dict[str, tuple[str, str, Callable[[int], str]]] = {
+    "prose": ("hermes", "qwen3", lambda n: "word and " * (n // 9)),
+    "whitespace": ("hermes", "none", lambda n: " \n" * (n // 2)),
+    "whitespace before reasoning": ("none", "qwen3", lambda n: " \n" * (n // 2)),
+    "beginnings of markers": ("hermes", "none", lambda n: "<tool_call" * (n // 10)),
+    "markers": ("hermes", "none", lambda n: "<tool_call>" * (n // 11)),
+    "calls": ("hermes", "none", lambda n: ADD * (n // len(ADD))),
+    "reasoning": ("none", "deepseek-r1", lambda n: "hm </thin" * (n // 9)),
+    "arguments": ("llama3", "none", lambda n: BEGUN + '\\"' * (n // 2)),
+    "held arguments": ("json", "none", lambda n: '{"arguments":{"a":[' + '"x",' * (n // 4)),
+    "string arguments": ("json", "none", lambda n: '{"name":"add","arguments":"' + "x" * n),
+    "nesting": ("json", "none", lambda n: '{"name":"add","arguments":{"a":' + "[" * n),
+    "list of nothing": ("json", "none", lambda n: "[" * n),
+    "unknown tool": ("hermes", "none", lambda n: OTHER + "<tool_call>" * (n // 11)),
+    "long name": ("mistral", "none", lambda n: "[TOOL_CALLS]" + "x" * n),
+    "names": ("mistral", "none", lambda n: ("[TOOL_CALLS]" + "x" * 200) * (n // 212)),
+    "separators": ("json", "none", lambda n: '[{"name":"add"}' + ',{"name":"add"}' * (n // 15)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("whole", [False, True], ids=["pieces", "whole"])
+def test_time_is_linear(name: str, whole: bool) -> None:
+    tools, reasoning, make = TEXTS[name]
+
+    def seconds(chars: int) -> float:
+        text = make(chars)
+        pieces = [text] if whole else cut(text, 4)
+        begun = time.thread_time()
+        parser = new_parser(tools, reasoning)
+        for piece in pieces:
+            parser.feed(piece)
+        parser.finish()
+        return time.thread_time() - begun
+
+    # Twice doubled: linear is 4, quadratic 16. The best of several runs, since other work disturbs.
+    short = long = float("inf")
+    for _ in range(12):
+        short, long = min(short, seconds(8_000)), min(long, seconds(32_000))
+        if long < 2.5**2 * short:
+            return
+    pytest.fail(f"{long / short:.1f} times as long for 4 times the text")
+
+
+def test_nesting_has_no_limit() -> None:
+    for levels in (1_000, 100_000):
+        value = '{"a":' * levels + "1" + "}" * levels
+        text = f'{{"name": "add", "arguments": {value}}}'
+        assert parts(run(new_parser("json"), cut(text, 1000))) == [("call", "add", value)]
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("1,", 1), ("-1.5e+3}", 7), ("true]", 4), ("null ", 4), ('"a"x', 3), ('"\\""x', 4),
+        ('"\\\\"x', 4), ("{}x", 2), ("[]x", 2), ('{"a": [1, "}"]}}', 15), ('"]', None),
+        ("[1", None), ("12", None), ('"\\"', None), ('"\\', None),
+    ],
+)  # fmt: skip
+def test_where_a_value_ends(text: str, end: int | None) -> None:
+    for size in (1, 2, 3, len(text)):
+        value, taken = JsonValue(), 0
+        for piece in cut(text, size):
+            if not value.done:
+                taken += value.feed(piece, 0)
+        assert (taken if value.done else None) == end and not value.broken
+
+
+@pytest.mark.parametrize(("text", "end"), [("{'a': 1}", 1), ("[1 <", 3), ("<", 0)])
+def test_stops_where_no_json_goes_on(text: str, end: int) -> None:
+    value = JsonValue()
+    assert (value.feed(text, 0), value.done, value.broken) == (end, True, True)
