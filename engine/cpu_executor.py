@@ -14,13 +14,11 @@ from engine.kv_cache import KvCache
 from engine.logprobs import StepLogprobs
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
-from engine.scoring import PromptScorer, score_sampled
+from engine.scoring import StepScores
+from engine.special_rows import SpecialRows
 from gpu_ops import ops
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.cpu_attention import plan_attention
-from gpu_ops.logit_rules import LogitRules, forbid
-
-Float32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class FinishedStep:
     """A step that was computed while it was launched. Owned by the engine thread."""
 
     token_ids: Int32Array
-    logprobs: StepLogprobs | None = None
+    scores: StepScores
 
     def is_done_no_sync(self) -> bool:
         return True
@@ -37,7 +35,7 @@ class FinishedStep:
         return self.token_ids
 
     def wait_logprobs_sync(self) -> StepLogprobs | None:
-        return self.logprobs
+        return self.scores.to_host_sync()
 
 
 class CpuRows:
@@ -56,7 +54,6 @@ class CpuRows:
         self.min_p = np.zeros(rows, np.float32)
         self.seed_lo = np.zeros(rows, np.int32)
         self.seed_hi = np.zeros(rows, np.int32)
-        self.logprob_word = np.zeros(rows, np.int32)
 
     def apply(self, step: StepDescriptor) -> None:
         """The descriptor's changes: rows that joined, pages that were given."""
@@ -68,7 +65,6 @@ class CpuRows:
             self.top_p[rows] = bits[3].view(np.float32)
             self.min_p[rows] = bits[4].view(np.float32)
             self.seed_lo[rows], self.seed_hi[rows] = bits[5], bits[6]
-            self.logprob_word[rows] = bits[7]
         if len(step.page_writes):
             rows, index, pages = step.page_writes.T
             self.page_table[rows, index] = pages
@@ -119,8 +115,7 @@ class CpuExecutor:
         self._windows = frozenset(model.config.windows)
         self._cache = KvCache.allocate(model.config, pages, page_size, model.dtype, "cpu")
         self._state = CpuRows(max_rows + 1, max_pages_per_row)
-        self._rules = LogitRules(max_rows + 1, self.vocab_size, torch.device("cpu"))
-        self._prompt_scorer = PromptScorer(model)
+        self._special = SpecialRows(model, max_rows + 1)
         self._decode_rows = np.empty(0, np.int32)
 
     def launch_no_sync(self, descriptor: Int32Array) -> FinishedStep:
@@ -129,12 +124,11 @@ class CpuExecutor:
         if not step.same_decode_rows:
             self._decode_rows = step.decode_rows.copy()
         self._state.apply(step)
-        self._rules.drop(step.joined[:, 0])
-        self._rules.apply(step.rules)
+        self._special.apply(step)
         work = self._work(step)
         self._state.length[work.sequence_rows] = work.positions[work.q_indptr[1:] - 1] + 1
         if work.token_ids.size == 0:
-            return FinishedStep(work.token_ids)
+            return FinishedStep(work.token_ids, StepScores((), ()))
         with torch.inference_mode():
             return self._run(step, work)
 
@@ -169,17 +163,17 @@ class CpuExecutor:
             self._cache,
             self._batch(step, work),
         )
-        prompts = self._prompt_scorer.score(step, hidden, self._state.logprob_word)
+        prompts = self._special.prompt_scores(step, hidden)
+        if work.sampled.size == 0:
+            return FinishedStep(np.empty(0, np.int32), StepScores((), prompts))
+        if work.sampled.size < len(hidden):
+            hidden = hidden[torch.from_numpy(work.sampled)]
         rows = work.rows[work.sampled]
-        token_ids, indices, sampled = np.empty(0, np.int32), np.empty(0, np.int32), None
-        if rows.size:
-            logits = self._model.logits(hidden[torch.from_numpy(work.sampled)])
-            token_ids = self._draw(logits, rows, step)
-            self._state.last_token[rows] = token_ids
-            indices, sampled = score_sampled(logits, token_ids, self._state.logprob_word[rows])
-        if sampled is None and not prompts:
-            return FinishedStep(token_ids)
-        return FinishedStep(token_ids, StepLogprobs(indices, sampled, prompts))
+        logits = self._model.logits(hidden)
+        token_ids = self._draw(logits, rows, step)
+        self._state.last_token[rows] = token_ids
+        sampled = self._special.sampled_scores(logits, torch.from_numpy(token_ids), rows)
+        return FinishedStep(token_ids, StepScores(sampled, prompts))
 
     def _slots(self, work: _Work) -> Int32Array:
         pages = self._state.page_table[work.rows, work.positions // self.page_size]
@@ -194,24 +188,23 @@ class CpuExecutor:
             page_table=torch.from_numpy(self._state.page_table[work.sequence_rows, :pages]),
             prefills=len(step.segments),
             decodes=len(step.decode_rows),
-            max_q_len=int(np.diff(work.q_indptr).max()),
-            max_kv_len=int(kv_lens.max()),
         )
         return plan_attention(batch, self._cache.keys[0], self._windows)
 
     def _draw(self, logits: torch.Tensor, rows: Int32Array, step: StepDescriptor) -> Int32Array:
         """[sampled] ids: for the rows with rules from logits as those make them."""
-        ruled = self._rules.has(rows)
+        ruled = self._special.ruled(rows)
         if not ruled.any():
             return self._sample(logits, rows)
         drawn = np.empty(len(rows), np.int32)
         if not ruled.all():
             drawn[~ruled] = self._sample(logits[torch.from_numpy(~ruled)], rows[~ruled])
-        positions = torch.from_numpy(self._state.length[rows[ruled]])
-        adjusted = self._rules.adjust(logits[torch.from_numpy(ruled)], rows[ruled], positions)
-        adjusted = forbid(adjusted, rows[ruled], step.mask_rows, step.masks)
-        drawn[ruled] = self._sample(adjusted, rows[ruled])
-        self._rules.count(rows[ruled], torch.from_numpy(drawn[ruled]))
+        ruled_rows, positions = rows[ruled], torch.from_numpy(self._state.length[rows[ruled]])
+        adjusted = self._special.adjusted(
+            logits[torch.from_numpy(ruled)], step, ruled_rows, positions
+        )
+        drawn[ruled] = self._sample(adjusted, ruled_rows)
+        self._special.count(ruled_rows, torch.from_numpy(drawn[ruled]))
         return drawn
 
     def _sample(self, logits: torch.Tensor, rows: Int32Array) -> Int32Array:

@@ -67,7 +67,8 @@ class Parts:
 class DecodeRunner:
     """Runs decode steps, replaying a graph where there is one. Owned by the engine thread.
 
-    ids  [most rows] int32, the last step's sampled ids, in order of its rows
+    ids     [most rows] int32, the last step's sampled ids, in order of its rows
+    hidden  [at least its rows, hidden], what its logits came from
     """
 
     def __init__(self, parts: Parts, attentions: DecodeAttentions) -> None:
@@ -76,7 +77,8 @@ class DecodeRunner:
         self._parts, self._attentions = parts, attentions
         self._inputs = decode_inputs(most, device)
         self._q_indptr = torch.arange(most + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.hidden = torch.empty((0, 0), device=device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its `hidden`
         self._bucket_of = np.arange(most + 1)  # rows → rows that run, padding included
         self._pool: Any = None  # the graphs' memory, once there is one
 
@@ -89,9 +91,9 @@ class DecodeRunner:
             self._forward(bucket)  # outside of a graph: libraries set themselves up on first use
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                self._forward(bucket)
+                hidden = self._forward(bucket)
             self._pool = self._pool or graph.pool()
-            self._graphs[bucket] = graph
+            self._graphs[bucket] = graph, hidden
         ascending = sorted(self._graphs)
         covered = np.arange(ascending[-1] + 1)
         self._bucket_of[covered] = np.array(ascending)[np.searchsorted(ascending, covered)]
@@ -101,10 +103,15 @@ class DecodeRunner:
         padded = int(self._bucket_of[rows])
         graph = self._graphs.get(padded)
         if graph is None:
-            self._forward(rows)
+            self.hidden = self._forward(rows)
         else:
-            graph.replay()
+            graph[0].replay()
+            self.hidden = graph[1]
         return self.ids[:rows]
+
+    def positions(self, rows: int) -> Tensor:
+        """[rows] int32, of the ids that `run` sampled."""
+        return self._inputs.kv_lens[:rows]
 
     def _inputs_of(self, n: int) -> DecodeInputs:
         inputs = self._inputs
@@ -112,7 +119,7 @@ class DecodeRunner:
             inputs.ids[:n], inputs.positions[:n], inputs.slots[:n], inputs.kv_lens[:n]
         )
 
-    def _forward(self, n: int) -> None:
+    def _forward(self, n: int) -> Tensor:
         parts = self._parts
         inputs = self._inputs_of(n)
         rows, state = parts.rows.decode_rows[:n], parts.rows.step
@@ -123,8 +130,6 @@ class DecodeRunner:
             page_table=state.page_table,
             prefills=0,
             decodes=n,
-            max_q_len=1,
-            max_kv_len=state.page_table.shape[1] * parts.page_size,
             plan=plan,
             fused=plan.fused,
         )
@@ -132,6 +137,7 @@ class DecodeRunner:
             inputs.ids, inputs.positions, inputs.slots, parts.cache, batch
         )
         parts.sample(self.ids[:n], hidden, inputs.kv_lens, rows)
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +175,8 @@ class PrefillRunner:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def run(self, index: SegmentIndex, staged: Sequence[Tensor], ids: Tensor) -> None:
-        """Writes ids [sampled by segments] int32.
+    def run(self, index: SegmentIndex, staged: Sequence[Tensor], ids: Tensor) -> Tensor:
+        """Writes ids [sampled by segments] int32; returns the hidden states, [tokens, hidden].
 
         staged  on the device: segments, prefill tokens, then the index's arrays
         """
@@ -189,10 +195,9 @@ class PrefillRunner:
             page_table=state.page_table,
             prefills=len(segments),
             decodes=0,
-            max_q_len=max(queries),
-            max_kv_len=max(lengths),
             plan=plan,
         )
         hidden = parts.model.hidden_states(tokens, positions, slots, parts.cache, batch)
         if len(sampled):
             parts.sample(ids, hidden.index_select(0, sampled), sample_positions, rows)
+        return hidden

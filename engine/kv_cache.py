@@ -9,8 +9,6 @@ import torch
 from engine.errors import ModelError
 from engine.model_config import ModelConfig
 
-DUMMY_PAGE = 0  # what padding reads and writes; never a request's
-
 
 @dataclass(frozen=True, slots=True)
 class KvCache:

@@ -49,9 +49,6 @@ class ModelConfig:
     moe: Moe | None
     dtype: str  # of the checkpoint, by its own account: float32, float16 or bfloat16
 
-    def is_moe_layer(self, layer: int) -> bool:
-        return self.moe is not None and self.moe.layers[layer]
-
 
 @dataclass(frozen=True, slots=True)
 class _Family:

@@ -36,8 +36,7 @@ class Tokenizer:
     """A tokenizer and its chat template. Safe from any thread: nothing is written after loading.
 
     `tokenizers` takes shared borrows only, for encoding and decoding; its "Already borrowed" comes
-    from changing a tokenizer (truncation, padding, added tokens), which is not done here. Threads
-    that share one object do share its word cache; `clone()` gives a thread a cache of its own.
+    from changing a tokenizer (truncation, padding, added tokens), which is not done here.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Tokenizer:
         *,
         template: ChatTemplate | None = None,
         vocab_size: int | None = None,
-        max_chars: int = MAX_PROMPT_CHARS,
     ) -> None:
         """vocab_size  ids below it are valid; None: as many as the tokenizer has"""
         backend.no_truncation()
@@ -54,10 +52,9 @@ class Tokenizer:
         self.backend = backend
         self.vocab_size: int = vocab_size or backend.get_vocab_size()
         self._template = template
-        self._max_chars = max_chars
 
     @classmethod
-    def load(cls, folder: str | Path, *, max_chars: int = MAX_PROMPT_CHARS) -> Self:
+    def load(cls, folder: str | Path) -> Self:
         """The tokenizer of the checkpoint in `folder`, with config.json's vocabulary size.
 
         Raises ModelError where a file is missing or broken.
@@ -65,24 +62,15 @@ class Tokenizer:
         folder = Path(folder)
         config = read_json(folder / "tokenizer_config.json")
         source = read_template(folder, config)
+        special = _special_tokens(folder, config)
         try:
-            template = source and ChatTemplate(source, _special_tokens(folder, config), max_chars)
+            template = source and ChatTemplate(source, special, MAX_PROMPT_CHARS)
         except ValueError as error:
             raise ModelError(f"{folder}: {error}") from error
         return cls(
             _backend(folder),
             template=template or None,
             vocab_size=_vocab_size(folder),
-            max_chars=max_chars,
-        )
-
-    def clone(self) -> Self:
-        """An equal tokenizer that shares nothing with this one; costs as much as loading."""
-        return type(self)(
-            tokenizers.Tokenizer.from_str(self.backend.to_str()),
-            template=self._template,
-            vocab_size=self.vocab_size,
-            max_chars=self._max_chars,
         )
 
     @property
@@ -108,9 +96,9 @@ class Tokenizer:
         return text
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) > self._max_chars:
+        if len(text) > MAX_PROMPT_CHARS:
             raise PromptError(
-                f"the prompt has {len(text)} characters; the limit is {self._max_chars}", param
+                f"the prompt has {len(text)} characters; the limit is {MAX_PROMPT_CHARS}", param
             )
         try:
             text.encode()

@@ -55,7 +55,7 @@ class AttentionBatch:
     sequence (CUDA graphs by bucket) has one query, kv_lens 1 and the dummy page 0.
 
     Compatible with graph capture: the tensors may be static buffers that a replay refills. Then
-    the four counts are those of the capture, and `max_kv_len` is an upper bound, not the maximum.
+    both counts are those of the capture.
     """
 
     q_indptr: torch.Tensor
@@ -63,7 +63,5 @@ class AttentionBatch:
     page_table: torch.Tensor
     prefills: int
     decodes: int
-    max_q_len: int
-    max_kv_len: int
     plan: AttentionPlan | None = field(default=None, compare=False)
     fused: FusedAttentionPlan | None = field(default=None, compare=False)

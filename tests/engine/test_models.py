@@ -33,8 +33,6 @@ def prompt_logits(model: Decoder, prompt: list[int]) -> torch.Tensor:
         page_table=table[None],
         prefills=1,
         decodes=0,
-        max_q_len=len(prompt),
-        max_kv_len=len(prompt),
     )
     with torch.inference_mode():
         hidden = model.hidden_states(

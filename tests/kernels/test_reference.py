@@ -113,8 +113,6 @@ def paged(
         page_table=table,
         prefills=prefills,
         decodes=len(sequences) - prefills,
-        max_q_len=max(queries for queries, _ in sequences),
-        max_kv_len=max(keys for _, keys in sequences),
     )
     return k_cache, v_cache, batch, dense  # type: ignore[return-value]
 
@@ -243,8 +241,6 @@ def test_a_long_context_does_not_make_a_large_mask(window: int | None) -> None:
         page_table=torch.zeros(1, keys // 64, dtype=torch.int32),
         prefills=1,
         decodes=0,
-        max_q_len=queries,
-        max_kv_len=keys,
     )
     plan = plan_attention(batch, torch.empty(1, 64, 1, 8), {window}).plan
     assert isinstance(plan, CpuPlan)
