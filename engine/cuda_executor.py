@@ -20,7 +20,9 @@ from engine.descriptor import HEADER_WORDS, SEGMENT_WORDS, StepDescriptor, decod
 from engine.forward import AnySampler, DecodeRunner, Parts, PrefillRunner, SegmentIndex
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
+from engine.redraw import Redraw
 from engine.request import Int32Array
+from engine.scoring import StepScores
 from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler
@@ -60,6 +62,7 @@ class CudaExecutor:
         self._decode = DecodeRunner(parts, attentions)
         self._prefill = PrefillRunner(parts)
         words = _STAGED_TOKENS + 16 * max_rows + 3 * max_pages_per_row
+        self._redraw = Redraw(parts, max_rows + 1)
         self._staging = StagingRing(self._streams, self._rows, words)
         self._results = ResultRing(self._streams, device, max_rows)
         self._decode_rows = np.empty(0, np.int32)
@@ -83,32 +86,41 @@ class CudaExecutor:
             streams.enter_thread()
         with torch.inference_mode(), streams.on(streams.forward):
             ids = self._results.take()
-            self._run(descriptor, step, ids)
-            return self._results.send(step.sampled)
+            scores = self._run(descriptor, step, ids)
+            return self._results.send(step.sampled, scores)
 
     def close(self) -> None:
         """Waits for the device. Memory goes with the object."""
         if isinstance(self._streams, CudaStreams):
             torch.cuda.synchronize()
 
-    def _run(self, block: Int32Array, step: StepDescriptor, ids: torch.Tensor) -> None:
+    def _run(self, block: Int32Array, step: StepDescriptor, ids: torch.Tensor) -> StepScores:
         """Ids of the prefill segments that sample, then of the decode rows."""
+        self._redraw.apply(step)
         index = SegmentIndex.of(step) if len(step.segments) else None
         slot = None if _changes_nothing(step) else self._apply(block, index)
         decodes = len(step.decode_rows)
         from_prefill = 0 if index is None else len(index.sampled)
+        of_decode, of_prefill, prompts = (), (), ()
         if decodes:
             # First: while its graph runs, the host launches the prefill.
             sampled = self._decode.run(decodes)
+            positions = self._decode.positions(decodes)
+            of_decode = self._redraw.run(
+                step, step.decode_rows, self._decode.hidden, positions, sampled, from_prefill
+            )
             self._streams.copy(
                 ids.data_ptr() + 4 * from_prefill, sampled.data_ptr(), 4 * decodes,
                 self._streams.forward,
             )  # fmt: skip
-        if slot is None:
-            return
         if index is not None:
-            self._prefill.run(index, _staged(slot.device, step, index), ids[:from_prefill])
-        slot.read.record(self._streams.forward)
+            assert slot is not None
+            staged, drawn = _staged(slot.device, step, index), ids[:from_prefill]
+            hidden = self._prefill.run(index, staged, drawn)
+            of_prefill, prompts = self._redraw.run_prefill(step, index, staged, hidden, drawn)
+        if slot is not None:
+            slot.read.record(self._streams.forward)
+        return StepScores((*of_prefill, *of_decode), prompts)
 
     def _apply(self, block: Int32Array, index: SegmentIndex | None) -> Slot:
         """The step's changes, in the rows' state."""
@@ -118,15 +130,22 @@ class CudaExecutor:
 
 
 def _changes_nothing(step: StepDescriptor) -> bool:
-    parts = (step.joined, step.page_writes, step.segments)
+    parts = (step.joined, step.page_writes, step.segments)  # rules and masks are no kernel's
     return step.same_decode_rows and not any(part.size for part in parts)
 
 
 def _staged(device: torch.Tensor, step: StepDescriptor, index: SegmentIndex) -> list[torch.Tensor]:
     """What `PrefillRunner.run` reads: a staged block's segments and tokens, the index's arrays."""
     skipped = HEADER_WORDS + step.joined.size + step.page_writes.size
-    decodes = 0 if step.same_decode_rows else step.decode_rows.size
+    skipped_too = 0 if step.same_decode_rows else step.decode_rows.size
+    skipped_too += step.rules.size + step.mask_rows.size + step.masks.size
     arrays = [step.segments, step.prefill_tokens, *index.arrays()]
-    sizes = [skipped, arrays[0].size, arrays[1].size, decodes, *(part.size for part in arrays[2:])]
+    sizes = [
+        skipped,
+        arrays[0].size,
+        arrays[1].size,
+        skipped_too,
+        *(part.size for part in arrays[2:]),
+    ]
     _, segments, tokens, _, *rest = torch.split(device[: sum(sizes)], sizes)
     return [segments.view(-1, SEGMENT_WORDS), tokens, *rest]

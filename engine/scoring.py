@@ -1,18 +1,20 @@
 """Log-probabilities of sampled and of prompt tokens, worked out on the device of the logits.
 
-Only steps with rows that ask for them come here. Launches on the current stream; `to_host` alone
-synchronises.
+Only steps with rows that ask for them come here. Launches on the current stream; `to_host_sync`
+alone synchronises.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 
 from engine.descriptor import StepDescriptor
+from engine.logprobs import StepLogprobs
 from engine.models.decoder import Decoder
 from engine.request import Int32Array, Logprobs
-from gpu_ops.logprobs import logprobs_of
+from gpu_ops.logprobs import TokenLogprobs, logprobs_of
 
 Tensor = torch.Tensor
 
@@ -20,22 +22,51 @@ Tensor = torch.Tensor
 SCORED_AT_ONCE: Final = 64
 
 
-def score_sampled(
-    logits: Tensor, token_ids: Int32Array, words: Int32Array
-) -> tuple[Int32Array, Logprobs | None]:
-    """Which of the sampled tokens are scored, and their scores; None where none is.
+@dataclass(frozen=True, slots=True)
+class SampledScores:
+    """Of the step's sampled tokens whose indices are named. On the device."""
 
-    logits     [sampled, v], as the model made them
-    token_ids  [sampled]
-    words      [sampled] as `descriptor.logprob_word`, each token's row's
+    indices: Int32Array
+    scores: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StepScores:
+    """What a step worked out, on the device until somebody asks. Owned by the engine thread."""
+
+    sampled: tuple[SampledScores, ...]
+    prompts: tuple[tuple[int, TokenLogprobs], ...]  # (row, of its next tokens)
+
+    def to_host_sync(self) -> StepLogprobs | None:
+        """Blocks until done; None where there is nothing."""
+        if not self.sampled and not self.prompts:
+            return None
+        prompts = tuple((row, _to_host(scores)) for row, scores in self.prompts)
+        if not self.sampled:
+            return StepLogprobs(np.empty(0, np.int32), None, prompts)
+        k = max(part.scores.top.shape[1] for part in self.sampled)
+        sampled = Logprobs.joined([_widened(_to_host(part.scores), k) for part in self.sampled])
+        return StepLogprobs(
+            np.concatenate([part.indices for part in self.sampled]), sampled, prompts
+        )
+
+
+def score_sampled(
+    logits: Tensor, token_ids: Tensor, words: Int32Array
+) -> tuple[SampledScores, ...]:
+    """The scores of those tokens that want one; empty where none does.
+
+    logits     [n, v], as the model made them
+    token_ids  [n] int32
+    words      [n] as `descriptor.logprob_word`, each token's row's
     """
     wanted = words & 0xFF
-    indices = np.nonzero(wanted)[0].astype(np.int32)
+    indices = np.nonzero(wanted)[0]
     if not indices.size:
-        return indices, None
-    ids = torch.from_numpy(token_ids[indices])
-    k = int(wanted.max()) - 1
-    return indices, _to_host(logits[torch.from_numpy(indices).long()], ids, k)
+        return ()
+    at = torch.from_numpy(indices).to(logits.device)
+    scores = logprobs_of(logits[at], token_ids[at], int(wanted.max()) - 1)
+    return (SampledScores(indices.astype(np.int32), scores),)
 
 
 class PromptScorer:
@@ -51,7 +82,7 @@ class PromptScorer:
 
     def score(
         self, step: StepDescriptor, hidden: Tensor, words: Int32Array
-    ) -> tuple[tuple[int, Logprobs], ...]:
+    ) -> tuple[tuple[int, TokenLogprobs], ...]:
         """(row, of its next tokens) for each segment whose row wants it.
 
         hidden  [tokens, hidden] the step's, prefill segments first
@@ -75,14 +106,20 @@ class PromptScorer:
                 scores.append((row, self._score(states[:-1], torch.from_numpy(ids.copy()), k)))
         return tuple(scores)
 
-    def _score(self, states: Tensor, ids: Tensor, k: int) -> Logprobs:
+    def _score(self, states: Tensor, ids: Tensor, k: int) -> TokenLogprobs:
         parts = []
         for begin in range(0, len(ids), SCORED_AT_ONCE):
             part = slice(begin, begin + SCORED_AT_ONCE)
-            parts.append(_to_host(self._model.logits(states[part]), ids[part], k))
-        return Logprobs.joined(parts)
+            parts.append(logprobs_of(self._model.logits(states[part]), ids[part], k))
+        return TokenLogprobs(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _to_host(logits: Tensor, ids: Tensor, k: int) -> Logprobs:
-    columns = logprobs_of(logits, ids.to(logits.device), k)
-    return Logprobs(*(column.cpu().numpy() for column in columns))
+def _to_host(scores: TokenLogprobs) -> Logprobs:
+    return Logprobs(*(column.cpu().numpy() for column in scores))
+
+
+def _widened(logprobs: Logprobs, k: int) -> Logprobs:
+    """With k columns: those that it lacks are never looked at."""
+    missing = ((0, 0), (0, k - logprobs.top.shape[1]))
+    top_ids, top = np.pad(logprobs.top_ids, missing), np.pad(logprobs.top, missing)
+    return Logprobs(logprobs.chosen, logprobs.ranks, top_ids, top)

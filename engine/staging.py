@@ -12,7 +12,9 @@ from typing import Final
 import numpy as np
 import torch
 
+from engine.logprobs import StepLogprobs
 from engine.request import Int32Array
+from engine.scoring import StepScores
 from engine.streams import Event, Streams
 from gpu_ops.device_rows import Changes, DeviceRows
 
@@ -74,9 +76,10 @@ class StagingRing:
 class CollectedStep:
     """A step whose ids are on their way to the host, or there. Owned by the engine thread."""
 
-    def __init__(self, host: Int32Array, event: Event) -> None:
+    def __init__(self, host: Int32Array, event: Event, scores: StepScores) -> None:
         self._host: Int32Array | None = host
         self._event = event
+        self._scores = scores
         self._ids = np.empty(0, np.int32)
 
     def is_done_no_sync(self) -> bool:
@@ -89,6 +92,10 @@ class CollectedStep:
             self._ids = self._host.copy()
             self._host = None
         return self._ids
+
+    def wait_logprobs_sync(self) -> StepLogprobs | None:
+        """None where no row of the step asked for any."""
+        return self._scores.to_host_sync()
 
 
 class ResultRing:
@@ -114,7 +121,7 @@ class ResultRing:
             step.wait_tokens_sync()
         return self._ids[self._next]
 
-    def send(self, sampled: int) -> CollectedStep:
+    def send(self, sampled: int, scores: StepScores) -> CollectedStep:
         """The first `sampled` of the ids taken last, once the forward stream has them."""
         index, streams = self._next, self._streams
         self._next = (index + 1) % RING
@@ -124,5 +131,6 @@ class ResultRing:
         if sampled:
             streams.copy(*self._addresses[index], 4 * sampled, streams.copy_out)
         copied.record(streams.copy_out)
-        step = self._steps[index] = CollectedStep(self._host[index].numpy()[:sampled], copied)
+        host = self._host[index].numpy()[:sampled]
+        step = self._steps[index] = CollectedStep(host, copied, scores)
         return step

@@ -170,7 +170,7 @@ def forbid(logits: Tensor, rows: Int32Array, mask_rows: Int32Array, masks: Int32
 
     logits     [n, v] float32, written to
     rows       [n], each once
-    mask_rows  [m] int32, all of them in `rows`
+    mask_rows  [m] int32, some of `rows`
     masks      [m, ceil(v / 32)] int32; bit i % 32 of word i // 32 is 1 for an id that may be drawn
     """
     if not len(mask_rows):
