@@ -88,6 +88,10 @@ _FOLDER: Final = click.Path(path_type=Path)
 @_option("--cache", "Prefix cache: radix, or naive to keep nothing.")
 @_option("--overlap/--no-overlap", "Plan a step while one runs; without either, where it helps.",
          type=bool)  # fmt: skip
+@click.option("--cuda-graph-max-bs", type=int,
+              help="Decode steps of up to so many requests run as CUDA graphs; 256 are the most.  "
+              "[default: --max-running]")  # fmt: skip
+@click.option("--no-cuda-graph", is_flag=True, help="Launch every decode step kernel by kernel.")
 @_option("--cpu-threads", "torch's threads on a CPU; without it, one a core.", type=int)
 @_option("--seed", "Seed of dummy weights.", type=int)
 @_option("--tokenizer-threads", "Threads that render templates and encode prompts.", type=int)
@@ -130,10 +134,25 @@ def _read_shape(folder: Path) -> ModelConfig:
 def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
     """The settings for these flags. Raises ValueError naming field, value and limit."""
     engine_names = {field.name for field in dataclasses.fields(EngineConfig)}
+    graphs = _graph_rows(flags.pop("cuda_graph_max_bs"), flags.pop("no_cuda_graph"), flags)
     engine = {name: value for name, value in flags.items() if name in engine_names}
     engine["prefill_budget"] = engine.get("prefill_budget") or None
     rest = {name: value for name, value in flags.items() if name not in engine_names}
-    return ServerConfig(engine=EngineConfig(model=model, **engine), **rest)
+    return ServerConfig(engine=EngineConfig(model=model, **engine, **graphs), **rest)
+
+
+def _graph_rows(most: int | None, none: bool, flags: dict[str, Any]) -> dict[str, int]:
+    """What the two flags about CUDA graphs say, in the engine's words. Raises ValueError."""
+    if most is None:
+        return {"cuda_graph_max_rows": 0} if none else {}
+    if none:
+        raise ValueError(f"cuda_graph_max_bs is {most}, but no_cuda_graph is given, too")
+    if not 1 <= most <= flags["max_running"]:
+        raise ValueError(
+            f"cuda_graph_max_bs is {most}; it must be between 1 and max_running, "
+            f"{flags['max_running']}"
+        )
+    return {"cuda_graph_max_rows": most}
 
 
 def run(config: ServerConfig, load: Load) -> tuple[int, bool]:

@@ -1,14 +1,16 @@
-"""What is refused before any weight is loaded."""
+"""Engines from settings: what is refused before any weight is loaded, and dummy weights."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.request import Request, SamplingParams
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -21,10 +23,29 @@ SHAPE: dict[str, Any] = {
 }
 
 
+def answer(folder: Path, **settings: Any) -> list[int]:
+    """What an engine of one row says, greedily."""
+    whole = {"max_running": 1, "page_size": 16, "max_kv_tokens": 64, "cpu_threads": 1, **settings}
+    engine = build_engine(EngineConfig(folder, device="cpu", **whole))
+    params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    engine.submit(Request(0, np.arange(9, dtype=np.int32), params, seed=0))
+    ids: list[int] = []
+    while engine.has_work:
+        output = engine.step()
+        assert output is not None
+        ids += output.token_ids.tolist()
+    engine.close()
+    return ids
+
+
+def write_config(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    return folder
+
+
 def build(folder: Path, **settings: Any) -> None:
     """With a folder that has a config.json and nothing else: loading would fail at the weights."""
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    build_engine(EngineConfig(folder, device="cpu", **settings))
+    build_engine(EngineConfig(write_config(folder), device="cpu", **settings))
 
 
 @pytest.mark.parametrize(
@@ -46,3 +67,10 @@ def test_settings_that_do_not_fit_the_checkpoint(
 def test_settings_that_fit_get_as_far_as_the_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has neither model.safetensors nor"):
         build(tmp_path, max_model_len=256, max_kv_tokens=256)
+
+
+def test_dummy_weights_need_config_json_alone_and_are_the_same_each_time(tmp_path: Path) -> None:
+    folder = write_config(tmp_path)
+    first = answer(folder, load_format="dummy")
+    assert len(first) == 12 and first == answer(folder, load_format="dummy", seed=0)
+    assert first != answer(folder, load_format="dummy", seed=1)

@@ -89,8 +89,32 @@ def test_a_prefill_budget_of_zero_is_whole_prompts(seen: list[ServerConfig], mod
 
 
 @pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        ([], EngineConfig(Path()).cuda_graph_max_rows),
+        (["--cuda-graph-max-bs", "8", "--max-running", "8"], 8),
+        (["--cuda-graph-max-bs", "1"], 1),
+        (["--no-cuda-graph"], 0),
+    ],
+    ids=str,
+)
+def test_flags_of_cuda_graphs(
+    seen: list[ServerConfig], model: Path, flags: list[str], rows: int
+) -> None:
+    CliRunner().invoke(serve.serve, ["--model", str(model), *flags])
+    assert seen[0].engine.cuda_graph_max_rows == rows
+
+
+@pytest.mark.parametrize(
     ("flags", "told"),
     [
+        (["--cuda-graph-max-bs", "0"], "is 0; it must be between 1 and max_running, 256"),
+        (
+            ["--cuda-graph-max-bs", "9", "--max-running", "8"],
+            "cuda_graph_max_bs is 9; it must be between 1 and max_running, 8",
+        ),
+        (["--cuda-graph-max-bs", "9", "--no-cuda-graph"], "but no_cuda_graph is given"),
+        (["--load-format", "gguf"], "load_format is 'gguf'; it must be auto or dummy"),
         (["--page-size", "0"], "page_size is 0; it must be between 1 and 256"),
         (["--prefill-budget", "-1"], "prefill_budget is -1; it must be between"),
         (["--port", "65536"], "port is 65536; it must be between 0 and 65535"),
