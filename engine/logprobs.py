@@ -38,5 +38,8 @@ def sampled_logprobs(
     for index, sampled in enumerate(logprobs.indices.tolist()):
         row = int(plan.sample_rows[sampled])
         request = rows.requests[row]
-        if rows.state[row] != RowState.ENDED and request is not None:
-            yield request.id, logprobs.sampled[index : index + 1]
+        if rows.state[row] == RowState.ENDED or request is None:
+            continue
+        k = request.params.logprobs
+        assert k is not None
+        yield request.id, logprobs.sampled.of_token(index, k)

@@ -99,8 +99,11 @@ class Logprobs:
     top_ids: Int32Array  # [n, k] the likeliest ids, the likeliest first
     top: NDArray[np.float32]  # [n, k]
 
-    def __getitem__(self, part: slice) -> "Logprobs":
-        return Logprobs(self.chosen[part], self.ranks[part], self.top_ids[part], self.top[part])
+    def of_token(self, index: int, k: int) -> "Logprobs":
+        """Of one token, with its k likeliest ids."""
+        part = slice(index, index + 1)
+        top_ids, top = self.top_ids[part, :k], self.top[part, :k]
+        return Logprobs(self.chosen[part], self.ranks[part], top_ids, top)
 
     @classmethod
     def joined(cls, parts: Sequence["Logprobs"]) -> "Logprobs":
