@@ -24,8 +24,10 @@ _BATCH = 5
 _ROOM_BYTES = 9_000_000_000
 # No wheels for free-threaded 3.13; built first, because a machine that cannot build them needs
 # another interpreter and would have downloaded the rest in vain.
-_FROM_SOURCE = ("tokenizers", "safetensors")
-_IMPORTS = "import torch, transformers, tokenizers, safetensors, gguf, starlette, hypercorn"
+_FROM_SOURCE = ("tokenizers", "safetensors", "llguidance")
+_IMPORTS = (
+    "import torch, transformers, tokenizers, safetensors, llguidance, gguf, starlette, hypercorn"
+)
 
 
 class CannotCompile(Exception):
@@ -109,7 +111,7 @@ def _fill(shop: Workshop, environment: Environment) -> None:
         )
     if environment.interpreter.free_threaded and shutil.which("cargo") is None:
         raise CannotCompile(
-            f"{' and '.join(_FROM_SOURCE)} need cargo (apt install cargo, or rustup)"
+            f"{', '.join(_FROM_SOURCE)} need cargo (apt install cargo, or rustup)"
         )
     # An interrupted pip leaves packages that look installed: unpacking always starts afresh.
     command = [environment.interpreter.executable, "-m", "venv", "--clear", str(environment.folder)]
