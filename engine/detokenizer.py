@@ -5,19 +5,30 @@ Guarantees
   EOS or stop id, cut where a stop string begins.
 - Every output id is counted, that ending id and the one that completes a stop string included; none
   after.
-- A stop string goes before whatever else ends a response in the same step.
+- A stop string goes before whatever else ends a response in the same step. The text of the first
+  `min_tokens` tokens is no part of one.
 
 The engine hears of a stop string a step or two late: ids that come for a response that has ended
 are dropped. Knows neither torch, threads nor HTTP; offline use calls it as the detokenizer thread
 does.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.request import Delta, Finish, Started, StepOutput
+from engine.request import (
+    Delta,
+    Finish,
+    Logprobs,
+    PromptText,
+    Started,
+    StepOutput,
+    TokenScore,
+)
 from engine.stopping import StopStrings
 from engine.text_decoder import TextDecoder, TextDecoders
+from engine.token_scores import TokenScores
 from engine.tokenizer import Tokenizer
 
 _FINISHES: Final = tuple(Finish)  # by value; calling `Finish` is slow
@@ -35,7 +46,9 @@ class Detokenizer:
     """Decode state of every response that is under way. Owned by the detokenizer thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._backend = tokenizer.backend
         self._decoders = TextDecoders(tokenizer.backend)
+        self._scores = TokenScores(self._decoders)
         self._responses: dict[int, _Response] = {}
 
     def __len__(self) -> int:
@@ -46,7 +59,7 @@ class Detokenizer:
         """One delta for each id, end and error of a response under way; aborts are silent."""
         for started in output.started:
             self._responses[started.request.id] = self._open(started)
-        errors = dict(output.errors)
+        errors, logprobs = dict(output.errors), dict(output.logprobs)
         deltas: list[Delta] = []
         stop_matched: list[int] = []
         for request_id, token_id, finish in zip(
@@ -60,6 +73,8 @@ class Detokenizer:
                 self._responses.pop(request_id, None)
             elif response is not None:
                 delta = response.advance(token_id, _FINISHES[finish], errors.get(request_id))
+                if response.tells_more:
+                    delta = self._with_more(delta, response, logprobs.get(request_id))
                 deltas.append(delta)
                 if delta.finish:
                     del self._responses[request_id]
@@ -73,32 +88,65 @@ class Detokenizer:
         skip = started.request.params.skip_special_tokens
         return _Response(started, self._decoders.new(skip_special_tokens=skip))
 
+    def _with_more(self, delta: Delta, response: "_Response", told: Logprobs | None) -> Delta:
+        """With the logprobs and the prompt that few requests ask for."""
+        scores: tuple[TokenScore, ...] = ()
+        if told is not None and delta.token_ids:
+            scores = tuple(self._scores.scores(delta.token_ids, told))
+        return replace(delta, scores=scores, prompt=self._take_prompt(response))
+
+    def _take_prompt(self, response: "_Response") -> PromptText | None:
+        """The prompt's text and scores, the first time only."""
+        started, response.started = response.started, None
+        if started is None:
+            return None
+        params, ids = started.request.params, started.request.prompt_ids
+        text = ""
+        if params.echo:
+            skip = params.skip_special_tokens
+            text = self._backend.decode(ids.tolist(), skip_special_tokens=skip)
+        first = self._scores.text(int(ids[0]), math.nan)
+        told = started.prompt_logprobs
+        scores = [] if told is None else self._scores.scores(ids[1:], told)
+        return PromptText(text, first, tuple(scores))
+
 
 class _Response:
     """One response's text so far, as far as it is not sent. Owned by the detokenizer thread."""
 
-    __slots__ = ("_cached", "_completion", "_decoder", "_id", "_stop_ids", "_stops")
+    __slots__ = (
+        *("_cached", "_completion", "_decoder", "_id", "_params", "_stop_ids", "_stops"),
+        *("started", "tells_more"),
+    )
 
     def __init__(self, started: Started, decoder: TextDecoder) -> None:
         params = started.request.params
         self._id = started.request.id
+        self._params = params
+        tells_prompt = params.echo or params.prompt_logprobs is not None
+        self.tells_more = tells_prompt or params.logprobs is not None
+        self.started = started if tells_prompt else None  # until the prompt is told
         self._cached = started.cached_tokens
         self._completion = 0  # tokens
         self._decoder = decoder
-        self._stops = StopStrings(params.stop) if params.stop else None
+        include = params.include_stop
+        self._stops = StopStrings(params.stop, include=include) if params.stop else None
         self._stop_ids = params.stop_token_ids
 
     def advance(self, token_id: int, finish: Finish, error: str | None) -> Delta:
         """Takes one id, or -1 for an end without one."""
+        params = self._params
+        if not params.max_new_tokens:  # it scores its prompt: what was drawn is nobody's
+            token_id, finish = -1, Finish.LENGTH if finish else finish
         token_ids = (token_id,) if token_id >= 0 else ()
         self._completion += len(token_ids)
         text = ""
-        if token_ids and finish != Finish.STOP:
+        if token_ids and (finish != Finish.STOP or params.include_stop):
             text = self._decoder.push(token_id)
         if finish:
             text += self._decoder.finish()
         match: str | int | None = None
-        if self._stops is not None:
+        if self._stops is not None and self._completion > params.min_tokens:
             text = self._stops.feed(text)
             match = self._stops.match
             if match is None and finish:

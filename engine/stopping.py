@@ -1,8 +1,8 @@
 """Stop strings, found while text arrives in pieces of any size.
 
 Guarantees
-- Nothing of a stop string's text is released; all that cannot belong to one is released at once:
-  what is held is the longest end of the text that begins a stop string.
+- Nothing of a stop string's text is released, unless it is to be included; all that cannot belong
+  to one is released at once: what is held is the longest end of the text that begins a stop string.
 - The result does not depend on how the text is cut into pieces. The stop string that is complete
   first wins; of several that are complete at the same character, the longest.
 - Time is linear in the text for each stop string, whatever both consist of (Knuth, Morris and
@@ -17,10 +17,13 @@ from collections.abc import Iterable
 class StopStrings:
     """One request's stop strings and held-back text. Owned by the detokenizer thread."""
 
-    __slots__ = ("_first_chars", "_held", "_patterns", "match")
+    __slots__ = ("_first_chars", "_held", "_include", "_patterns", "match")
 
-    def __init__(self, stop: Iterable[str]) -> None:
-        """stop  each at least one character"""
+    def __init__(self, stop: Iterable[str], *, include: bool = False) -> None:
+        """stop     each at least one character
+        include  the stop string that is found is part of the text
+        """
+        self._include = include
         # Longest first: so the first to be complete at a character is the longest.
         self._patterns = [_Pattern(text) for text in sorted(stop, key=len, reverse=True)]
         self._first_chars = frozenset(pattern.text[0] for pattern in self._patterns)
@@ -40,7 +43,8 @@ class StopStrings:
             end, pattern = min(ends, key=lambda found: found[0])  # on a tie the first, the longest
             self.match = pattern.text
             self._held = ""
-            return all_text[: len(all_text) - len(text) + end - len(pattern.text)]
+            after = len(all_text) - len(text) + end
+            return all_text[: after if self._include else after - len(pattern.text)]
         begun = max(pattern.matched for pattern in self._patterns)
         released = len(all_text) - begun
         self._held = all_text[released:]

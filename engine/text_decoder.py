@@ -16,7 +16,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import tokenizers
 
@@ -45,24 +45,44 @@ class TextDecoders:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         # [keeping special tokens, skipping them]
-        self._makers = [_maker(backend, skip) for skip in (False, True)]
+        self._kinds = [_kind(backend, skip) for skip in (False, True)]
 
     def new(self, *, skip_special_tokens: bool) -> TextDecoder:
-        return self._makers[skip_special_tokens]()
+        return self._kinds[skip_special_tokens].new()
+
+    def utf8_of(self, token_id: int) -> bytes:
+        """The id's own bytes, which may be a part of a character; of a special token, its name."""
+        return self._kinds[False].utf8_of(token_id)
 
 
-def _maker(backend: tokenizers.Tokenizer, skip_special: bool) -> Callable[[], TextDecoder]:
+class _Kind(NamedTuple):
+    new: Callable[[], TextDecoder]
+    utf8_of: Callable[[int], bytes]
+
+
+def _kind(backend: tokenizers.Tokenizer, skip_special: bool) -> _Kind:
     tokens = _Tokens(backend, skip_special)
     spec = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     if spec.get("type") == "ByteLevel":
         byte_pieces = _BytePieces(tokens)
-        return lambda: ByteLevelDecoder(byte_pieces)
+        return _Kind(lambda: ByteLevelDecoder(byte_pieces), lambda i: _utf8(byte_pieces[i]))
     fallback = _fallback_rules(spec)
     if fallback is not None:
         replacements, stripped, strip = fallback
         pieces = _FallbackPieces(tokens, replacements)
-        return lambda: ByteFallbackDecoder(pieces, stripped, strip)
-    return lambda: WindowDecoder(backend, tokens)
+        new = lambda: ByteFallbackDecoder(pieces, stripped, strip)  # noqa: E731
+        return _Kind(new, lambda token_id: _utf8(pieces[token_id]))
+    return _Kind(
+        lambda: WindowDecoder(backend, tokens),
+        lambda token_id: _utf8(backend.decode([token_id], skip_special_tokens=False)),
+    )
+
+
+def _utf8(piece: str | bytes | int | None) -> bytes:
+    """Text or bytes, or one byte, or nothing."""
+    if isinstance(piece, str):
+        return piece.encode("utf-8", "replace")
+    return bytes((piece,)) if isinstance(piece, int) else piece or b""
 
 
 class _Tokens:
