@@ -30,6 +30,7 @@ class ServerConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     access_log: bool = False
+    stall_timeout_s: float = 60.0  # a client that takes nothing of its answer so long is cut
     drain_timeout_s: float = 30.0  # for running requests to end after SIGTERM
     watchdog_s: float = 300.0  # silence of a thread that has become a hang
 
@@ -39,6 +40,7 @@ class ServerConfig:
         self._within("max_queued", self.max_queued, 1, 1 << 20)
         self._within("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
         self._within("max_streams", self.max_streams, 1, 1 << 20)
+        self._within("stall_timeout_s", self.stall_timeout_s, 0.1, 86_400)
         self._within("drain_timeout_s", self.drain_timeout_s, 0, 86_400)
         self._within("watchdog_s", self.watchdog_s, 1, 86_400)
         if self.served_model_name == "":

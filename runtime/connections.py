@@ -10,7 +10,8 @@ one.
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -19,8 +20,7 @@ from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 from starlette.types import ASGIApp
 
@@ -35,6 +35,13 @@ class Connection(TCPServer):
 
     _is_over = False  # the peer has gone, or we cut it
 
+    def __init__(self, stall_timeout_s: float, *made_with: Any) -> None:
+        """stall_timeout_s  for the client to take what is sent, or to take note of the end
+        made_with        the arguments of Hypercorn's
+        """
+        super().__init__(*made_with)
+        self._stall_timeout_s = stall_timeout_s
+
     async def run(self) -> None:
         """As Hypercorn's, over our protocols; returns when the connection is closed."""
         self._reading = asyncio.current_task()
@@ -42,9 +49,10 @@ class Connection(TCPServer):
         socket = self.writer.get_extra_info("socket")
         try:
             names = socket.getpeername(), socket.getsockname()
-            async with TaskGroup(self.loop) as self._task_group:
+            async with AppTasks(self.loop) as self._task_group:
                 self.protocol = Protocols(
                     None if tls is None else tls.selected_alpn_protocol(),
+                    self._stall_timeout_s,
                     self.app,
                     self.config,
                     self.context,
@@ -69,7 +77,10 @@ class Connection(TCPServer):
         """
         if self._is_over and isinstance(event, Updated):
             return
-        if isinstance(event, RawData) and self.writer.is_closing():
+        if isinstance(event, RawData):
+            if not self.writer.is_closing():
+                with self._cut_if_stalled():
+                    await super().protocol_send(event)
             return
         if isinstance(event, Closed) and asyncio.current_task() is self._reading:
             await self.protocol.handle(event)
@@ -94,14 +105,44 @@ class Connection(TCPServer):
             self._is_over = True
         # The idle timer is a task that the connection's end would wait for.
         await self.idle_task.stop()
-        await self._free_senders()
 
-    async def _free_senders(self) -> None:
-        """Lets go whoever waits until an HTTP/2 stream's data is sent: nobody sends any more."""
-        http = self.protocol.protocol
-        if isinstance(http, H2Protocol):
-            for buffer in list(http.stream_buffers.values()):
-                await buffer.close()
+    async def _close(self) -> None:
+        with self._cut_if_stalled():
+            await super()._close()
+
+    async def _initiate_server_close(self) -> None:
+        await super()._initiate_server_close()
+        self.loop.call_later(self._stall_timeout_s, self.writer.transport.abort)
+
+    @contextmanager
+    def _cut_if_stalled(self) -> Iterator[None]:
+        """Cuts a client that does not take within the stall time what is sent inside."""
+        timer = self.loop.call_later(self._stall_timeout_s, self.writer.transport.abort)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+class AppTasks(TaskGroup):
+    """The tasks of one connection. Owned by the HTTP loop."""
+
+    async def spawn_app(self, *made_with: Any) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """As Hypercorn's, but a disconnect never waits for an app that reads no more.
+
+        An app that has ended would keep its connection: both the reader, with more of the body, and
+        the end itself would wait for room in its queue.
+        """
+        put = await super().spawn_app(*made_with)
+        queue: asyncio.Queue[ASGIReceiveEvent] = put.__self__  # type: ignore[attr-defined]
+
+        async def put_or_replace(event: ASGIReceiveEvent) -> None:
+            if event["type"] == "http.disconnect":
+                while not queue.empty():
+                    queue.get_nowait()
+            await put(event)
+
+        return put_or_replace
 
 
 async def serve_connections(
@@ -110,10 +151,12 @@ async def serve_connections(
     listening: socket.socket,
     wait_end: Callable[[], Awaitable[None]],
     *,
+    stall_timeout_s: float,
     close_timeout_s: float,
 ) -> int:
     """Serves `app` until `wait_end` returns, then closes; how many connections had to be cut.
 
+    stall_timeout_s  for a client to take what is sent; then it is cut
     close_timeout_s  for connections to close once their responses are complete
     """
     context = WorkerContext(None)
@@ -121,7 +164,7 @@ async def serve_connections(
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
     tls = config.create_ssl_context()
     server = await asyncio.start_server(
-        partial(_serve_one, wrapped, config, context, tasks),
+        partial(_serve_one, tasks, stall_timeout_s, wrapped, config, context),
         sock=listening,
         backlog=config.backlog,
         ssl=tls,
@@ -141,10 +184,11 @@ async def serve_connections(
 
 
 async def _serve_one(
+    tasks: set[asyncio.Task[Any]],
+    stall_timeout_s: float,
     app: AppWrapper,
     config: Config,
     context: WorkerContext,
-    tasks: set[asyncio.Task[Any]],
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
@@ -153,4 +197,4 @@ async def _serve_one(
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     loop = asyncio.get_running_loop()
-    await Connection(app, loop, config, context, {}, reader, writer)
+    await Connection(stall_timeout_s, app, loop, config, context, {}, reader, writer)

@@ -59,6 +59,7 @@ class HttpLoop:
         inbox: Inbox,
         lifecycle: Lifecycle,
         *,
+        stall_timeout_s: float,
         drain_timeout_s: float,
     ) -> None:
         self._app = app
@@ -67,6 +68,7 @@ class HttpLoop:
         self._service = service
         self._inbox = LoopInbox(inbox, self._on_items)
         self._lifecycle = lifecycle
+        self._stall_timeout_s = stall_timeout_s
         self._drain_timeout_s = drain_timeout_s
         self._ending = asyncio.Event()  # set once the server drains or has failed
 
@@ -85,6 +87,7 @@ class HttpLoop:
                 self._hypercorn,
                 self._listening,
                 self._wait_end,
+                stall_timeout_s=self._stall_timeout_s,
                 close_timeout_s=CLOSE_GRACE_S,
             )
             if cut:

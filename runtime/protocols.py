@@ -5,10 +5,12 @@ Rules
 - An HTTP/2 stream that is wrong fails alone. Frames that h2 itself cannot read, pseudo headers that
   are missing or doubled and lengths that are wrong among them, end the connection: h2 has lost the
   place where the next frame's headers would be decoded, or says that it has.
+- No stream waits for its client without a limit.
 
 Knows neither sockets nor routes.
 """
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +22,8 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from priority import PriorityTree
 
@@ -36,12 +39,13 @@ _MAX_SENDING: Final = 1 << 20
 class Protocols(ProtocolWrapper):
     """The protocol of one connection. Owned by the HTTP loop."""
 
-    def __init__(self, alpn: str | None, *made_with: Any) -> None:
-        """alpn       what TLS agreed on; without, it is HTTP/2 where the client's preface says so
-        made_with  the arguments of Hypercorn's protocols
+    def __init__(self, alpn: str | None, stall_timeout_s: float, *made_with: Any) -> None:
+        """alpn             what TLS agreed on; else the client's preface may say HTTP/2
+        stall_timeout_s  for the client of an HTTP/2 stream to take what is sent
+        made_with        the arguments of Hypercorn's protocols
         """
-        self._made_with = made_with
-        self.protocol = Http2(*made_with) if alpn == "h2" else Http1(*made_with)
+        self._made_with = stall_timeout_s, *made_with
+        self.protocol = Http2(*self._made_with) if alpn == "h2" else Http1(*made_with)
 
     async def handle(self, event: Event) -> None:
         try:
@@ -83,9 +87,17 @@ class Http1(H11Protocol):
 class Http2(H2Protocol):
     """One connection's HTTP/2. Owned by the HTTP loop."""
 
-    def __init__(self, *made_with: Any) -> None:
+    def __init__(self, stall_timeout_s: float, *made_with: Any) -> None:
         super().__init__(*made_with)
         self.priority = PriorityTree(_MAX_SENDING)
+        self._stall_timeout_s = stall_timeout_s
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await super().stream_send(event)
+        except TimeoutError:
+            await self._close_stream(event.stream_id)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         if any(isinstance(event, h2.events.ConnectionTerminated) for event in events):
@@ -118,6 +130,21 @@ class Http2(H2Protocol):
         else:
             self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
 
+    async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        await super()._create_stream(request)
+        # The app's task is made, but has not run: nothing is in Hypercorn's buffer.
+        self.stream_buffers[request.stream_id] = SendBuffer(self.context.event_class)
+
+    async def _close_stream(self, stream_id: int) -> None:
+        """Ends the app's side; what could not be sent is dropped, and its waiting sender let go."""
+        buffer = self.stream_buffers.get(stream_id)
+        if buffer is not None and not buffer.complete:
+            await buffer.close()
+            self._reset(stream_id, ErrorCodes.INTERNAL_ERROR)
+            if not self.closed:
+                await self._flush()
+        await super()._close_stream(stream_id)
+
     async def _send_data(self, stream_id: int) -> None:
         await super()._send_data(stream_id)
         if stream_id not in self.stream_buffers:  # its response is complete
@@ -130,6 +157,20 @@ class Http2(H2Protocol):
         if stream is not None and stream.open:
             with suppress(ProtocolError):  # the connection has ended meanwhile
                 self.connection.reset_stream(stream_id, code)
+
+
+class SendBuffer(StreamBuffer):
+    """What the app has sent on one stream and its client not yet taken. Owned by the HTTP loop."""
+
+    async def pop(self, max_length: int) -> bytes:
+        """Lets the app go on once little is left; Hypercorn's does where little was taken."""
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
 
 
 def _wrong_pseudo_header(headers: Mapping[bytes, bytes]) -> Rejected | None:

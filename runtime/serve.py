@@ -103,6 +103,8 @@ _FOLDER: Final = click.Path(path_type=Path)
 @_option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_FOLDER)
 @_option("--tls-key", "PEM file of the certificate's key.", type=_FOLDER)
 @_option("--access-log/--no-access-log", "A line for each request.")
+@_option("--stall-timeout-s", "Time for a client to take what is sent, before it is cut.",
+         type=float)  # fmt: skip
 @_option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)
 @_option("--watchdog-s", "Silence of a thread after which the server ends itself.", type=float)
 def serve(model: str | None, **flags: Any) -> None:

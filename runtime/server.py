@@ -99,6 +99,7 @@ class Server:
             service,
             rings.of_http(),
             self._lifecycle,
+            stall_timeout_s=config.stall_timeout_s,
             drain_timeout_s=config.drain_timeout_s,
         )
 

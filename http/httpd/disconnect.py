@@ -16,8 +16,8 @@ from starlette.types import Receive
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work`, and cancels it as soon as the client goes.
 
-    The request body must have been read. Raises what `work` raises. Returns normally where the
-    client went, and where `work` cancelled itself because it found the client unreachable.
+    The request body must have been read. Raises what `work` raises; returns normally where the
+    client went.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_wait_disconnect(receive))

@@ -86,8 +86,7 @@ class Endpoint:
         return await asyncio.to_thread(self._api.parse, body, card)
 
     async def _stream(self, call: Call, generation: Generation, shape: Shape, send: Send) -> None:
-        settings = self._settings
-        async with EventStream(send, settings.ping_interval_s, settings.stall_timeout_s) as events:
+        async with EventStream(send, self._settings.ping_interval_s) as events:
             try:
                 last = await _send_deltas(call, generation, shape, events)
             except Rejected as failure:

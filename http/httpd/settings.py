@@ -13,5 +13,4 @@ class HttpSettings:
     max_body_bytes: int = 10 * MIB
     body_timeout_s: float = 60.0  # to send the whole request body
     ping_interval_s: float = 15.0  # of silence, then an SSE comment keeps proxies from closing
-    stall_timeout_s: float = 60.0  # a stream whose client reads nothing for so long is aborted
     cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
