@@ -68,6 +68,19 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     "Qwen3MoeForCausalLM": _Family(qk_norm=True, windows="by_switch", moe=True),
 }
 _DTYPES: Final = ("float32", "float16", "bfloat16")
+# What the largest models known have, many times over: beyond that a file is broken, and building
+# what it describes would take for ever or all memory.
+_MOST: Final[Mapping[str, int]] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "moe_intermediate_size": 1 << 22,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 12,
+    "num_experts": 1 << 16,
+}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -80,7 +93,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist: is {folder} a model folder?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise ModelError(f"{path} must hold a JSON object")
@@ -97,7 +110,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     layers = _count(raw, "num_hidden_layers")
     hidden, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
-    head_dim = _count(raw, "head_dim", family.head_dim or hidden // heads or 1)
+    head_dim = _head_dim(raw, family, hidden, heads)
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
     if head_dim % 2:
@@ -126,6 +139,15 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def _head_dim(raw: Mapping[str, Any], family: _Family, hidden: int, heads: int) -> int:
+    if raw.get("head_dim") is None and family.head_dim is None and hidden % heads:
+        raise ModelError(
+            f"hidden_size is {hidden}; it must be a multiple of num_attention_heads, {heads}, "
+            "where there is no head_dim"
+        )
+    return _count(raw, "head_dim", family.head_dim or hidden // heads)
+
+
 def _family(raw: Mapping[str, Any]) -> tuple[str, _Family]:
     names = raw.get("architectures") or []
     for name in names if isinstance(names, list) else []:
@@ -150,8 +172,9 @@ def _count(raw: Mapping[str, Any], name: str, default: int | None = None, least:
     value = default if value is None else value
     if value is None:
         raise ModelError(f"{name} is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise ModelError(f"{name} is {value!r}; it must be an integer of {least} or more")
+    most = _MOST.get(name, 2**31 - 1)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ModelError(f"{name} is {value!r}; it must be an integer between {least} and {most}")
     return value
 
 
@@ -196,7 +219,8 @@ def _windows(raw: Mapping[str, Any], family: _Family, layers: int) -> tuple[int 
     if kinds is None:
         return tuple(None if layer < full_layers else window for layer in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(k in known for k in kinds):
+    is_list = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    if not is_list or len(kinds) != layers or not all(kind in known for kind in kinds):
         raise ModelError(f"layer_types is {kinds!r}; it must be {layers} times one of {[*known]}")
     return tuple(known[kind] for kind in kinds)
 

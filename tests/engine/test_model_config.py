@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import ModelError
 from engine.model_config import parse_model_config, read_model_config
@@ -143,6 +145,20 @@ def test_experts_by_layer() -> None:
             },
             "must exceed low_freq_factor",
         ),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; .* between 1 and 65536"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; .* between 1 and 4096"),
+        ({"vocab_size": 10**9}, "vocab_size is 1000000000; .* between 1 and 16777216"),
+        ({"hidden_size": 65}, "hidden_size is 65; it must be a multiple of num_attention_heads, 4"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "layer_types": [["full_attention"]] * 4,
+            },
+            "layer_types is .*4 times",
+        ),
+        (MOE | {"num_experts": 10**9}, "num_experts is 1000000000; .* between 1 and 65536"),
         (MOE | {"num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
         (MOE | {"num_experts": None}, "num_experts is missing"),
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["x"]}, "layer_types"),
@@ -174,6 +190,8 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
     [
         (None, "does not exist"),
         ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"vocab_size": 1' + "0" * 5000 + "}", "cannot be read"),
         ("[]", "JSON object"),
         ("{}", "config.json: "),
     ],
@@ -183,3 +201,30 @@ def test_broken_files_are_named(tmp_path: Path, text: str | None, message: str) 
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         read_model_config(tmp_path)
+
+
+_FIELDS = (
+    *LLAMA, *MOE, "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings", "rope_theta",
+    "rope_scaling", "rope_parameters", "partial_rotary_factor", "torch_dtype", "layer_types",
+    "quantization_config", "use_sliding_window", "sliding_window", "max_window_layers",
+    "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob",
+)  # fmt: skip
+_WORDS = ("Qwen2ForCausalLM", "MistralForCausalLM", "yarn", "llama3", "type", "factor", "bfloat16")
+_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(_WORDS)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(_WORDS), inner),
+    max_leaves=5,
+)
+
+
+@given(changes=st.dictionaries(st.sampled_from(_FIELDS), _VALUES, max_size=4), moe=st.booleans())
+def test_whatever_config_json_says_is_a_model_or_refused(
+    changes: dict[str, Any], moe: bool
+) -> None:
+    try:
+        config = parse_model_config(LLAMA | (MOE if moe else {}) | changes)
+    except ModelError as error:
+        assert "\n" not in str(error)
+    else:
+        assert config.layers == len(config.windows) <= 4096
