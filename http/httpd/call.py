@@ -8,15 +8,22 @@ from httpd.service import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
+class Telling:
+    """How to tell what is generated."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """What to generate, and how to tell it."""
 
     prompt: Prompt
     params: SamplingParams
     max_tokens_given: bool
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
+    telling: Telling
     unknown_fields: tuple[str, ...]  # some names in the body that were ignored, as shown
 
     @classmethod
@@ -36,8 +43,10 @@ class Call:
             prompt=prompt,
             params=fields.sampling(limit or default_tokens, card.vocab_size),
             max_tokens_given=limit is not None,
-            stream=fields.stream,
-            include_usage=options.include_usage,
-            continuous_usage=options.continuous_usage_stats,
+            telling=Telling(
+                stream=fields.stream,
+                include_usage=options.include_usage,
+                continuous_usage=options.continuous_usage_stats,
+            ),
             unknown_fields=unknown_fields,
         )

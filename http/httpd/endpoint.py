@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from engine.request import Delta
 from httpd.answer import End, Identity, Shape, usage_object
 from httpd.body import read_body
-from httpd.call import Call
+from httpd.call import Call, Telling
 from httpd.disconnect import until_disconnect
 from httpd.errors import error_body, internal_error, not_ready
 from httpd.events import DONE, EventStream
@@ -69,11 +69,13 @@ class Endpoint:
         generation = await self._service.submit(
             call.prompt, call.params, max_tokens_given=call.max_tokens_given
         )
+        telling = call.telling
+        del call  # its prompt is the tokenizer's now, and may be megabytes
         try:
             identity = Identity.fresh(self._api.id_prefix, card, self._settings.version)
             shape = self._api.shape(identity)
-            if call.stream:
-                await self._stream(call, generation, shape, send)
+            if telling.stream:
+                await self._stream(telling, generation, shape, send)
             else:
                 response = await _whole(generation, shape)
                 await response(scope, receive, send)
@@ -85,10 +87,12 @@ class Endpoint:
             return self._api.parse(body, card)
         return await asyncio.to_thread(self._api.parse, body, card)
 
-    async def _stream(self, call: Call, generation: Generation, shape: Shape, send: Send) -> None:
+    async def _stream(
+        self, telling: Telling, generation: Generation, shape: Shape, send: Send
+    ) -> None:
         async with EventStream(send, self._settings.ping_interval_s) as events:
             try:
-                last = await _send_deltas(call, generation, shape, events)
+                last = await _send_deltas(telling, generation, shape, events)
             except Rejected as failure:
                 last = _error_event(failure)
             except Exception:
@@ -118,15 +122,15 @@ async def _whole(generation: Generation, shape: Shape) -> Response:
 
 
 async def _send_deltas(
-    call: Call, generation: Generation, shape: Shape, events: EventStream
+    telling: Telling, generation: Generation, shape: Shape, events: EventStream
 ) -> str:
     """Sends all but the last events, and returns those."""
 
     def usage(delta: Delta | None) -> str:
         """The usage key of a chunk that has choices."""
-        if call.continuous_usage:
+        if telling.continuous_usage:
             return f',"usage":{json_text(_usage(generation, delta))}'
-        return ',"usage":null' if call.include_usage else ""
+        return ',"usage":null' if telling.include_usage else ""
 
     opening = shape.opening(usage(None))
     if opening:
@@ -141,7 +145,7 @@ async def _send_deltas(
             await events.write(text)
     if not last:
         raise RuntimeError("a generation stopped without a finish")
-    if call.include_usage:
+    if telling.include_usage:
         last += shape.last_usage(f',"usage":{json_text(_usage(generation, delta))}')
     return last + DONE
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from engine.request import SamplingParams, TextPrompt
+from httpd.app import CHAT as CHAT_API
 from httpd.app import create_app
+from httpd.call import Call, Telling
+from httpd.endpoint import Endpoint
 from tests.fakes_service import FakeService
 from tests.http.asgi_client import AsgiClient
 from tests.http.conftest import SETTINGS
@@ -225,5 +229,32 @@ async def test_the_body_is_not_kept_while_the_answer_is_made(
     await service.submitting.wait()
     assert freed.is_set()
     service.accept.set()
+    await ended(task)
+    assert client.status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_prompt_is_not_kept_while_the_answer_is_made(
+    service: FakeService, stream: bool
+) -> None:
+    freed = asyncio.Event()
+
+    class Text(str):
+        def __del__(self) -> None:
+            freed.set()
+
+    def parse(*_: Any) -> Call:
+        params = SamplingParams(max_new_tokens=1)
+        return Call(TextPrompt(Text("hi")), params, True, Telling(stream, False, False), ())
+
+    service.produce.clear()
+    client = AsgiClient(Endpoint(replace(CHAT_API, parse=parse), service, SETTINGS), CHAT, {})
+    task = client.start()
+    while not service.generations:
+        await asyncio.sleep(0)
+    service.submissions.clear()
+    await service.generations[0].waiting.wait()
+    assert freed.is_set()
+    service.produce.set()
     await ended(task)
     assert client.status == 200
