@@ -6,9 +6,17 @@ Exception
  └── PromptError   the prompt itself: the client's fault, a 400
 """
 
+import re
+
 
 class ModelError(ValueError):
-    """The checkpoint is broken or of a kind that is not supported; says what and where."""
+    """The checkpoint is broken or of a kind that is not supported; says what and where.
+
+    One line, whatever the library said whose words are part of it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message.strip()))
 
 
 class PromptError(Exception):

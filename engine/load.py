@@ -7,7 +7,13 @@ import torch
 
 from engine.model_config import ModelConfig, read_model_config
 from engine.models.decoder import Decoder
-from engine.weights import Progress, fill_with_dummies, load_weights, no_progress
+from engine.weights import (
+    Progress,
+    check_weights,
+    fill_with_dummies,
+    load_weights,
+    no_progress,
+)
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -36,6 +42,9 @@ def load_model(
     """
     config = read_model_config(folder)
     with torch.inference_mode():
+        if load_format != "dummy":
+            shapes = outline(config, torch.float32, positions=1)
+            check_weights(folder, shapes.destinations(), tied=config.tied)
         model = Decoder(
             config,
             dtype=resolve_dtype(dtype, config, torch.device(device)),
@@ -48,6 +57,11 @@ def load_model(
             load_weights(folder, model.destinations(), tied=config.tied, progress=progress)
         model.prepare_for_inference()
     return config, model
+
+
+def outline(config: ModelConfig, dtype: torch.dtype, positions: int) -> Decoder:
+    """The model without memory: names, shapes and sizes of its tensors."""
+    return Decoder(config, dtype=dtype, device="meta", max_positions=positions)
 
 
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -2,8 +2,7 @@
 
 Guarantees
 - One checkpoint tensor is in memory at a time beside the model.
-- Every tensor of the model is filled exactly once with a tensor of its shape, or ModelError names
-  the one that is not.
+- What `check_weights` accepts fills every tensor of the model exactly once, with one of its shape.
 
 Assumes nothing of the model but `name → where the tensor goes`.
 """
@@ -11,8 +10,9 @@ Assumes nothing of the model but `name → where the tensor goes`.
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,13 +21,13 @@ from engine.errors import ModelError
 
 Tensor = torch.Tensor
 Progress = Callable[[int, int], None]  # bytes of checkpoint read so far, and in all
-Slice = Callable[[str, Tensor], Tensor]  # what of a checkpoint's tensor this rank keeps
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 # In some checkpoints though no model needs them: recomputed tables, a tied output layer.
 _RECOMPUTED_SUFFIX: Final = ".rotary_emb.inv_freq"
 _TIED_HEAD: Final = "lm_head.weight"
+_DTYPES: Final = ("F32", "BF16", "F16")  # as safetensors names them; a scaled one would need more
 
 
 def no_progress(done_bytes: int, all_bytes: int) -> None:
@@ -68,56 +68,74 @@ def load_weights(
     *,
     tied: bool,
     progress: Progress = no_progress,
-    take: Slice | None = None,
 ) -> None:
     """Copies the checkpoint into `destinations`, converting to their dtype.
 
     tied  the checkpoint may repeat the output layer, which is then passed over
-    take  maps (name, tensor) to the part that this rank keeps; None keeps all
 
-    Raises ModelError naming the tensor that is missing, unexpected, repeated or of another shape.
+    Raises ModelError as `check_weights` does, which looks at all that can be known beforehand.
     """
     files = checkpoint_files(folder)
     total_bytes = sum(file.stat().st_size for file in files)
     done_bytes = 0
-    filled: set[str] = set()
     for file in files:
-        for name, tensor in _tensors(file):
-            done_bytes += tensor.nbytes
-            if name.endswith(_RECOMPUTED_SUFFIX) or (tied and name == _TIED_HEAD):
-                continue
-            if name in filled:
-                raise ModelError(f"{file}: {name} is in the checkpoint twice")
-            _fill(destinations, name, take(name, tensor) if take else tensor, file)
-            filled.add(name)
-            progress(min(done_bytes, total_bytes), total_bytes)
-    missing = [name for name in destinations if name not in filled]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{folder}: the checkpoint lacks {missing[0]}{more}")
+        with _opened(file) as tensors:
+            for name in tensors.keys():
+                if _is_needed(name, tied):
+                    tensor = tensors.get_tensor(name)
+                    destinations[name].copy_(tensor)
+                    done_bytes += tensor.nbytes
+                    progress(min(done_bytes, total_bytes), total_bytes)
     progress(total_bytes, total_bytes)
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def check_weights(folder: Path, destinations: Mapping[str, Tensor], *, tied: bool) -> None:
+    """Holds the files' headers against `destinations`, which may be on any device, meta included.
+
+    Raises ModelError naming the tensor that is missing, unexpected, repeated or of another shape or
+    dtype, or the file that is missing or cut off.
+    """
+    found: dict[str, Path] = {}
+    for file in checkpoint_files(folder):
+        with _opened(file) as tensors:
+            for name in tensors.keys():
+                if not _is_needed(name, tied):
+                    continue
+                if name in found:
+                    raise ModelError(f"{file}: {name} is in the checkpoint twice")
+                header = tensors.get_slice(name)
+                _check(file, name, header.get_shape(), header.get_dtype(), destinations)
+                found[name] = file
+    missing = [name for name in destinations if name not in found]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{folder}: the checkpoint lacks {missing[0]}{more}")
+
+
+def _is_needed(name: str, tied: bool) -> bool:
+    return not (name.endswith(_RECOMPUTED_SUFFIX) or (tied and name == _TIED_HEAD))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """The open safetensors file. Raises ModelError where it is none, or is cut off."""
     try:
-        with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
-            for name in opened.keys():
-                yield name, opened.get_tensor(name)
+        with safe_open(file, framework="pt") as tensors:  # type: ignore[no-untyped-call]
+            yield tensors
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
 
 
-def _fill(destinations: Mapping[str, Tensor], name: str, tensor: Tensor, file: Path) -> None:
+def _check(
+    file: Path, name: str, shape: list[int], dtype: str, destinations: Mapping[str, Tensor]
+) -> None:
     destination = destinations.get(name)
     if destination is None:
         raise ModelError(f"{file}: {name} is not a tensor of this model")
-    if destination.shape != tensor.shape:
-        raise ModelError(
-            f"{file}: {name} is {[*tensor.shape]}; config.json makes it {[*destination.shape]}"
-        )
-    if not tensor.is_floating_point():
-        raise ModelError(f"{file}: {name} is {tensor.dtype}, which is not supported")
-    destination.copy_(tensor)
+    if [*destination.shape] != shape:
+        raise ModelError(f"{file}: {name} is {shape}; config.json makes it {[*destination.shape]}")
+    if dtype not in _DTYPES:
+        raise ModelError(f"{file}: {name} is {dtype}; supported are {', '.join(_DTYPES)}")
 
 
 def fill_with_dummies(

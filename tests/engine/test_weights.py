@@ -69,14 +69,6 @@ def test_progress_counts_bytes_up_to_the_whole(folder: Path) -> None:
     assert done == sorted(done) and done[-1] == calls[0][1] and len(done) > 20
 
 
-def test_slices_for_one_rank(folder: Path) -> None:
-    """A destination of half the rows takes what the slice function keeps."""
-    saved = load_file(folder / SINGLE_NAME)
-    halves = {name: torch.empty(len(t) // 2, *t.shape[1:]) for name, t in saved.items()}
-    load_weights(folder, halves, tied=False, take=lambda name, t: t[len(t) // 2 :])
-    assert all(torch.equal(halves[name], t[len(t) // 2 :]) for name, t in saved.items())
-
-
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
@@ -84,7 +76,16 @@ def test_slices_for_one_rank(folder: Path) -> None:
         ("lm_head__weight", None, "lacks lm_head.weight"),
         ("model__extra", torch.ones(1), "model.extra is not a tensor of this model"),
         ("model__norm__weight", torch.ones(7), r"model.norm.weight is \[7\]; .* makes it \[48\]"),
-        ("model__norm__weight", torch.ones(48, dtype=torch.int8), "int8, which is not supported"),
+        (
+            "model__norm__weight",
+            torch.ones(48, dtype=torch.int8),
+            "model.norm.weight is I8; supported are F32, BF16, F16",
+        ),
+        (
+            "model__norm__weight",
+            torch.ones(48).to(torch.float8_e4m3fn),
+            "model.norm.weight is F8_E4M3; supported",
+        ),
     ],
 )
 def test_wrong_tensors_are_named(
@@ -109,11 +110,42 @@ def test_no_files(folder: Path) -> None:
         load_model(folder)
 
 
-def test_cut_off_file(folder: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 4, 100, -100])
+def test_cut_off_file(folder: Path, kept: int) -> None:
     path = folder / SINGLE_NAME
-    path.write_bytes(path.read_bytes()[:-100])
+    path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ModelError, match="model.safetensors cannot be read"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"\xff" * 99])
+def test_a_file_that_is_something_else(folder: Path, content: bytes) -> None:
+    (folder / SINGLE_NAME).write_bytes(content)
+    with pytest.raises(ModelError, match="model.safetensors cannot be read"):
+        load_model(folder)
+
+
+def test_the_last_shard_is_looked_at_before_the_first_is_loaded(tmp_path: Path) -> None:
+    sharded = build_checkpoint(tmp_path, "llama", max_shard_size="60KB")
+    last = sorted(sharded.glob("*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+
+    def on_progress(done: int, total: int) -> None:
+        raise AssertionError("something was loaded")
+
+    with pytest.raises(ModelError, match=f"{last.name} cannot be read"):
+        load_model(sharded, progress=on_progress)
+
+
+def test_a_tensor_that_is_in_no_shard_though_the_index_names_it(tmp_path: Path) -> None:
+    sharded = build_checkpoint(tmp_path, "llama", max_shard_size="60KB")
+    index = json.loads((sharded / INDEX_NAME).read_text())
+    shard = sharded / index["weight_map"]["model.norm.weight"]
+    tensors = load_file(shard)
+    del tensors["model.norm.weight"]
+    save_file(tensors, shard)
+    with pytest.raises(ModelError, match="the checkpoint lacks model.norm.weight$"):
+        load_model(sharded)
 
 
 @pytest.mark.parametrize(
