@@ -56,7 +56,11 @@ class Detokenizer:
         return len(self._responses)
 
     def on_step(self, output: StepOutput) -> StepText:
-        """One delta for each id, end and error of a response under way; aborts are silent."""
+        """One delta for each id and each end of a response under way.
+
+        An abort or an error also ends a request that is not: it never started, or its stop string
+        ended it before the engine heard of it.
+        """
         for started in output.started:
             self._responses[started.request.id] = self._open(started)
         errors, logprobs = dict(output.errors), dict(output.logprobs)
@@ -69,9 +73,7 @@ class Detokenizer:
             strict=True,
         ):
             response = self._responses.get(request_id)
-            if finish == Finish.ABORT:
-                self._responses.pop(request_id, None)
-            elif response is not None:
+            if response is not None:
                 delta = response.advance(token_id, _FINISHES[finish], errors.get(request_id))
                 if response.tells_more:
                     delta = self._with_more(delta, response, logprobs.get(request_id))
@@ -80,8 +82,8 @@ class Detokenizer:
                     del self._responses[request_id]
                     if not finish:
                         stop_matched.append(request_id)
-            elif finish == Finish.ERROR:  # before its first token
-                deltas.append(_never_started(request_id, errors.get(request_id)))
+            elif finish in (Finish.ABORT, Finish.ERROR):
+                deltas.append(_bare_end(request_id, _FINISHES[finish], errors.get(request_id)))
         return StepText(tuple(deltas), tuple(stop_matched))
 
     def _open(self, started: Started) -> "_Response":
@@ -161,12 +163,12 @@ class _Response:
         )
 
 
-def _never_started(request_id: int, error: str | None) -> Delta:
+def _bare_end(request_id: int, finish: Finish, error: str | None) -> Delta:
     return Delta(
         request_id=request_id,
         text="",
         token_ids=(),
-        finish=Finish.ERROR,
+        finish=finish,
         completion_tokens=0,
         cached_tokens=0,
         error=error,

@@ -7,7 +7,7 @@ engine.detokenizer's business.
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.request import Delta, Finish, StepOutput
+from engine.request import Delta, StepOutput
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
 from runtime.worker import TICK_S, Pulse
@@ -17,7 +17,9 @@ class StepText(Protocol):
     """What a step adds to its responses."""
 
     @property
-    def deltas(self) -> tuple[Delta, ...]: ...
+    def deltas(self) -> tuple[Delta, ...]:
+        """Each end among them, an abort's too: its route lives until it hears of it."""
+        ...
 
     @property
     def stop_matched(self) -> tuple[int, ...]:
@@ -63,12 +65,5 @@ class DetokenizerLoop:
         text = self._text_maker.on_step(output)
         for request_id in text.stop_matched:
             pulse.push(self._rings.stops, request_id)
-        deltas = text.deltas + _aborted(output)
-        if deltas:
-            pulse.push(self._rings.deltas, deltas)
-
-
-def _aborted(output: StepOutput) -> tuple[Delta, ...]:
-    """The ends of aborted requests: no text, but each route lives until it hears of its end."""
-    ids = output.request_ids[output.finishes == Finish.ABORT].tolist()
-    return tuple(Delta(each, "", (), Finish.ABORT, 0, 0) for each in ids)
+        if text.deltas:
+            pulse.push(self._rings.deltas, text.deltas)

@@ -197,10 +197,9 @@ class FakeTextMaker:
             output.request_ids.tolist(), output.token_ids.tolist(), output.finishes.tolist(),
             strict=True,
         ):  # fmt: skip
-            if finish == Finish.ERROR:
-                deltas.append(
-                    Delta(request_id, "", (), Finish.ERROR, 0, 0, error=errors[request_id])
-                )
+            if finish in (Finish.ABORT, Finish.ERROR):
+                error = errors.get(request_id)
+                deltas.append(Delta(request_id, "", (), Finish(finish), 0, 0, error=error))
             if token < 0 or request_id not in self._made:
                 continue
             act_on(self._prompts[request_id], "detokenizer")

@@ -127,7 +127,7 @@ def test_what_the_engine_says_after_a_stop_string_is_dropped() -> None:
     for token_id in run.ids:
         run.push(token_id)
     assert run.last.finish == Finish.STOP
-    for late in (Finish.NONE, Finish.LENGTH, Finish.STOP, Finish.ABORT):
+    for late in (Finish.NONE, Finish.LENGTH, Finish.STOP):
         assert run.push(run.ids[0], late) == StepText((), ())
     assert run.push(-1, Finish.STOP) == StepText((), ())
 
@@ -190,12 +190,19 @@ def test_an_error_reaches_its_request_alone() -> None:
     assert len(detokenizer) == 1
 
 
-def test_an_abort_is_silent() -> None:
-    run = Run("hello")
-    run.push(run.ids[0])
-    assert run.push(-1, Finish.ABORT) == StepText((), ())
-    assert len(run.detokenizer) == 0
-    assert run.detokenizer.on_step(step((99, -1, Finish.ABORT))) == StepText((), ())
+def test_an_abort_is_told_with_what_was_held_back() -> None:
+    run = Run("hello wor", stop=("world",), cached_tokens=3)
+    for token_id in run.ids:
+        run.push(token_id)
+    run.push(-1, Finish.ABORT)
+    assert (run.text, run.last.finish, run.last.stop_match) == ("hello wor", Finish.ABORT, None)
+    assert (run.last.completion_tokens, run.last.cached_tokens) == (len(run.ids), 3)
+    assert run.stop_matched == [] and len(run.detokenizer) == 0
+
+
+def test_an_abort_of_a_request_that_never_started_is_told() -> None:
+    text = Detokenizer(Tokenizer(shared("byte_level"))).on_step(step((99, -1, Finish.ABORT)))
+    assert text == StepText((Delta(99, "", (), Finish.ABORT, 0, 0),), ())
 
 
 def test_cached_tokens_are_passed_on() -> None:
