@@ -14,10 +14,10 @@ from engine.cpu_executor import CpuExecutor
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.generation_config import eos_ids
-from engine.kv_cache import pages_within
+from engine.kv_cache import page_bytes, pages_within
 from engine.limits import asked_context, asked_pages, check_settings, longest_request
-from engine.load import load_model
-from engine.model_config import read_model_config
+from engine.load import load_model, outline, resolve_dtype
+from engine.model_config import ModelConfig, read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.scheduler import Scheduler
@@ -33,8 +33,11 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
 
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
-    check_settings(config, read_model_config(config.model))
+    shape = read_model_config(config.model)
+    check_settings(config, shape)
     device = _resolve_device(config)
+    _refuse_beyond_memory(config, shape, device)
+    eos_ids(config.model)  # its files may be broken: better told now than after the weights
     _, model = load_model(
         config.model,
         dtype=config.dtype,
@@ -170,6 +173,25 @@ def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
         return 1 + asked_pages(config)
     affordable = pages_within(budget_bytes, model.config, config.page_size, model.dtype)
     return min(affordable, 1 + config.max_running * full_context)
+
+
+def _refuse_beyond_memory(config: EngineConfig, shape: ModelConfig, device: torch.device) -> None:
+    """Raises ModelError for a model that would fail half-way through loading, or be killed."""
+    dtype = resolve_dtype(config.dtype, shape, device)
+    model = outline(shape, dtype, asked_context(config, shape))
+    weights = sum(tensor.nbytes for tensor in model.destinations().values()) + model.cos_sin.nbytes
+    pages = 2 if config.max_kv_tokens is None else 1 + asked_pages(config)
+    pool = pages * page_bytes(shape, config.page_size, dtype)
+    on_cuda = device.type == "cuda"
+    free = int(torch.cuda.mem_get_info(device)[0]) if on_cuda else _available_bytes()
+    if weights + pool > free:
+        kept = f"{pool / 1e9:.1f} GB of keys and values"
+        if config.max_kv_tokens is not None:
+            kept += f" (max_kv_tokens is {config.max_kv_tokens})"
+        raise ModelError(
+            f"{config.model}: {weights / 1e9:.1f} GB of weights in {str(dtype).split('.')[-1]} and "
+            f"{kept} are needed, but {free / 1e9:.1f} GB of memory are free on {device}"
+        )
 
 
 def _eos_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:

@@ -29,11 +29,25 @@ def _tokenizers_own(folder: Path) -> set[int]:
     if text is None:
         return set()
     listed = config.get("added_tokens_decoder") or {}
-    found = {int(key) for key, token in listed.items() if token_text(token) == text}
-    if not found:  # the big file, which takes a tenth of a second a few MB, only where need be
-        added = read_json(folder / "tokenizer.json").get("added_tokens") or []
-        found = {token["id"] for token in added if token["content"] == text}
-    return found
+    try:
+        found = {int(key) for key, token in listed.items() if token_text(token) == text}
+    except (AttributeError, ValueError) as error:
+        file = folder / "tokenizer_config.json"
+        raise ModelError(
+            f"{file}: added_tokens_decoder must be an object from id to token: {error}"
+        ) from error
+    return found or _added_ids(folder / "tokenizer.json", text)
+
+
+def _added_ids(file: Path, text: str) -> set[int]:
+    """Of the big file, which takes a tenth of a second a few MB: only where need be."""
+    added = read_json(file).get("added_tokens") or []
+    try:
+        return {int(token["id"]) for token in added if token["content"] == text}
+    except (LookupError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{file}: added_tokens must be a list of tokens with id and content: {error!r}"
+        ) from error
 
 
 def _ids(value: Any, file: Path) -> set[int]:
@@ -58,8 +72,10 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} does not hold a JSON object")
     return value

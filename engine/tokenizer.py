@@ -61,16 +61,8 @@ class Tokenizer:
         """
         folder = Path(folder)
         config = read_json(folder / "tokenizer_config.json")
-        source = read_template(folder, config)
-        special = _special_tokens(folder, config)
-        try:
-            template = source and ChatTemplate(source, special, MAX_PROMPT_CHARS)
-        except ValueError as error:
-            raise ModelError(f"{folder}: {error}") from error
         return cls(
-            _backend(folder),
-            template=template or None,
-            vocab_size=_vocab_size(folder),
+            _backend(folder), template=_template(folder, config), vocab_size=_vocab_size(folder)
         )
 
     @property
@@ -124,14 +116,25 @@ class Tokenizer:
         return checked
 
 
+def _template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
+    special = _special_tokens(folder, config)
+    try:
+        source = read_template(folder, config)
+        return ChatTemplate(source, special, MAX_PROMPT_CHARS) if source else None
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    except Exception as error:  # a file may hold anything, and compiling fails in many ways
+        raise ModelError(f"{folder}: the chat template cannot be read: {error!r}") from error
+
+
 def _backend(folder: Path) -> tokenizers.Tokenizer:
     file = folder / "tokenizer.json"
+    is_there = file.is_file()
     try:
-        if file.is_file():
-            return tokenizers.Tokenizer.from_file(str(file))
-        return _converted(folder)
+        return tokenizers.Tokenizer.from_file(str(file)) if is_there else _converted(folder)
     except Exception as error:  # `tokenizers` and transformers' converters raise bare Exceptions
-        raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        what = file if is_there else folder
+        raise ModelError(f"{what}: the tokenizer cannot be loaded: {error}") from error
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:

@@ -38,8 +38,8 @@ def answer(folder: Path, **settings: Any) -> list[int]:
     return ids
 
 
-def write_config(folder: Path) -> Path:
-    (folder / "config.json").write_text(json.dumps(SHAPE))
+def write_config(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(SHAPE | changes))
     return folder
 
 
@@ -62,6 +62,26 @@ def test_settings_that_do_not_fit_the_checkpoint(
 ) -> None:
     with pytest.raises(ModelError, match=told):
         build(tmp_path, **settings)
+
+
+def test_a_pool_that_no_memory_holds(tmp_path: Path) -> None:
+    told = (
+        r"0.0 GB of weights in float32 and 4398.0 GB of keys and values "
+        r"\(max_kv_tokens is 2147483647\) are needed, but .* GB of memory are free on cpu"
+    )
+    with pytest.raises(ModelError, match=told):
+        build(tmp_path, max_kv_tokens=2**31 - 1, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"vocab_size": 1 << 24, "hidden_size": 1 << 14}, {"max_position_embeddings": 2**31 - 1}],
+    ids=str,
+)
+def test_a_model_that_no_memory_holds(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_config(tmp_path, **changes)
+    with pytest.raises(ModelError, match="GB of weights in .* are needed, but"):
+        build_engine(EngineConfig(tmp_path, device="cpu", load_format="dummy", max_running=1))
 
 
 def test_settings_that_fit_get_as_far_as_the_weights(tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ def test_text_has_the_tokenizers_bos(tokenizer: Tokenizer) -> None:
             {"role": "user", "content": [{"type": "text", "text": t} for t in ("a ", "b")]},
             "[user] a b",
         ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no", "text": "x"}]},
+            "[assistant] no",
+        ),
     ],
 )
 def test_forms_of_messages(tokenizer: Tokenizer, message: dict[str, Any], shown: str) -> None:
@@ -74,7 +78,10 @@ def test_forms_of_messages(tokenizer: Tokenizer, message: dict[str, Any], shown:
     assert json.dumps(message) == before
 
 
-@pytest.mark.parametrize("content", [7, {"text": "a"}, [{"type": "image_url"}], ["a"]])
+@pytest.mark.parametrize("content", [
+    7, {"text": "a"}, ["a"], [{"text": "a"}], [{"type": "text"}], [{"type": ["text"]}],
+    [{"type": "image_url", "text": "a", "image_url": "a"}],
+])  # fmt: skip
 def test_content_of_other_kinds_is_refused(tokenizer: Tokenizer, content: Any) -> None:
     error = refused(tokenizer, chat(USER, {"role": "user", "content": content}))
     assert error.param.startswith("messages[1].content")
@@ -216,23 +223,34 @@ def test_a_saved_truncation_or_padding_is_not_applied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("tokenizer.json", "{", "cannot be loaded"),
-        ("tokenizer.json", None, "tokenizer.model"),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json"),
+        ("tokenizer.json", "{", "tokenizer.json: the tokenizer cannot be loaded"),
+        ("tokenizer.json", "", "tokenizer.json: the tokenizer cannot be loaded"),
+        ("tokenizer.json", "{}", "tokenizer.json: the tokenizer cannot be loaded"),
+        ("tokenizer.json", '{"model": {"type": "Nobody"}}', "tokenizer.json: the tokenizer cannot"),
+        ("tokenizer.json", None, "it has no tokenizer.json, tokenizer.model or vocab.json"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json does not hold a JSON object"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not valid JSON"),
+        ("special_tokens_map.json", "7", "special_tokens_map.json does not hold"),
+        ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is a int, not text"),
+        ("tokenizer_config.json", '{"chat_template": [7]}', "the chat template cannot be read"),
         ("chat_template.jinja", "{% for %}", "does not compile"),
+        ("chat_template.jinja", "{{ messages[0] ", "does not compile"),
+        ("chat_template.jinja", "{% if " + "(" * 20_000, "the chat template"),
+        ("chat_template.jinja", b"\xff\xfe", "the chat template cannot be read: UnicodeDecode"),
     ],
 )
 def test_broken_checkpoints_say_what_is_wrong(
-    tmp_path: Path, name: str, content: str | None, told: str
+    tmp_path: Path, name: str, content: str | bytes | None, told: str
 ) -> None:
     folder = write_checkpoint(tmp_path)
     if content is None:
         (folder / name).unlink()
     else:
-        (folder / name).write_text(content)
-    with pytest.raises(ModelError, match=told):
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ModelError, match=told) as caught:
         Tokenizer.load(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_older_format_is_converted(tmp_path: Path) -> None:
@@ -329,6 +347,24 @@ def test_a_checkpoint_without_eos(tmp_path: Path) -> None:
 def test_eos_ids_of_a_wrong_kind(tmp_path: Path, value: Any) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(ModelError, match="eos_token_id"):
+        eos_ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": [7]}, "added_tokens_decoder must be"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": "</s>"}}, "added_tokens_decoder"),
+        ("tokenizer.json", {"added_tokens": [7]}, "tokenizer.json: added_tokens must be a list"),
+        ("tokenizer.json", {"added_tokens": [{"id": 7}]}, "tokenizer.json: added_tokens must be"),
+        ("tokenizer.json", {"added_tokens": 7}, "tokenizer.json: added_tokens must be a list"),
+    ],
+)
+def test_added_tokens_of_a_wrong_kind(tmp_path: Path, name: str, content: Any, told: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    whole = {"eos_token": "</s>", **content} if name == "tokenizer_config.json" else content
+    (tmp_path / name).write_text(json.dumps(whole))
+    with pytest.raises(ModelError, match=told):
         eos_ids(tmp_path)
 
 
