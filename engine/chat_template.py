@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ModelError, PromptError
-from engine.request import ChatPrompt
+from engine.request import TEXT_PARTS, ChatPrompt
 
 
 class ChatTemplate:
@@ -101,7 +101,8 @@ def _plain(message: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _part(part: Any, path: str) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(kind) if kind in TEXT_PARTS else None
     if not isinstance(text, str):
         raise PromptError("only text parts are supported", path)
     return text

@@ -8,7 +8,7 @@ module of the engine that `httpd` may import.
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,10 @@ class SamplingParams:
     echo: bool = False  # the text begins with the prompt's
     logprobs: int | None = None  # likeliest ids told of each new token; 0: the token's own alone
     prompt_logprobs: int | None = None  # likewise of each prompt token
+
+
+# Types of the parts of a message's content that are text; a part has it under its type's name.
+TEXT_PARTS: Final = ("text", "refusal")
 
 
 @dataclass(frozen=True, slots=True)

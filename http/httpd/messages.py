@@ -1,4 +1,6 @@
-"""Chat messages: checked one by one, then reduced to what a chat template may see.
+"""Chat messages: checked one by one, and reduced to the keys that a chat template may see.
+
+The one form that templates know, of contents and roles, is engine.chat_template's to make.
 
 Written by hand where fields.py uses pydantic: a union of roles and content forms makes pydantic's
 errors name union branches, while clients need `messages[0].content[1]`.
@@ -6,6 +8,7 @@ errors name union branches, while clients need `messages[0].content[1]`.
 
 from typing import Any
 
+from engine.request import TEXT_PARTS
 from httpd.errors import invalid, unsupported, wrong_type
 from httpd.service import Rejected
 from httpd.strict_json import parse_object
@@ -15,15 +18,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 MAX_TOOL_CALLS = 128  # in one message
 
-# Content parts that are text, and the key that holds it.
-_TEXT_PARTS = {"text": "text", "refusal": "refusal"}
-
 # Optional string keys that templates use.
 _PASSED = ("name", "reasoning_content")
 
 
 def read_messages(messages: list[Any]) -> tuple[dict[str, Any], ...]:
-    """The messages in the form that templates know: content is a string, arguments are objects.
+    """The messages, of text alone and with arguments as objects where they parse.
 
     Raises `Rejected` (400) naming the first wrong place.
     """
@@ -37,7 +37,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     calls = _tool_calls(message.get("tool_calls"), path) if role == "assistant" else []
     may_be_empty = role == "assistant"
     read: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,
+        "role": role,
         "content": _content(message.get("content"), f"{path}.content", may_be_empty),
     }
     for name in _PASSED:
@@ -62,28 +62,29 @@ def _role(message: dict[str, Any], path: str) -> str:
     return role
 
 
-def _content(content: Any, path: str, may_be_empty: bool) -> str:
-    if isinstance(content, str):
+def _content(content: Any, path: str, may_be_empty: bool) -> Any:
+    """The content as it is: text, text parts or, where it may be empty, None."""
+    if isinstance(content, str) or (content is None and may_be_empty):
         return content
-    if content is None and may_be_empty:
-        return ""
     if not isinstance(content, list):
         raise wrong_type(path, "a string or an array of content parts", content)
     if not content and not may_be_empty:
         raise invalid(f"Invalid '{path}': empty array.", path, "empty_array")
-    return "".join(_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+    for index, part in enumerate(content):
+        _check_part(part, f"{path}[{index}]")
+    return content
 
 
-def _part(part: Any, path: str) -> str:
+def _check_part(part: Any, path: str) -> None:
     if not isinstance(part, dict):
         raise wrong_type(path, "an object", part)
     kind = _required_string(part, "type", path)
-    if kind not in _TEXT_PARTS:
+    if kind not in TEXT_PARTS:
         raise unsupported(
             path,
             f"Unsupported content part '{path}' of type {shown(kind)}: this model takes text only.",
         )
-    return _required_string(part, _TEXT_PARTS[kind], path)
+    _required_string(part, kind, path)
 
 
 def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:

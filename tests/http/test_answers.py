@@ -240,9 +240,9 @@ async def test_messages_as_a_template_gets_them(
     assert isinstance(prompt, ChatPrompt)
     parsed = {**call, "function": {"name": "f", "arguments": {"a": 1}}}
     assert prompt.messages == (
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "ab", "name": "ann"},
-        {"role": "assistant", "content": "", "tool_calls": [parsed, odd]},
+        messages[0],
+        messages[1],
+        {"role": "assistant", "content": None, "tool_calls": [parsed, odd]},
         {"role": "tool", "content": "42", "tool_call_id": "call_1"},
         {"role": "assistant", "content": "ok"},
         {"role": "user", "content": ""},
