@@ -11,7 +11,6 @@ Knows neither threads nor HTTP.
 
 import itertools
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,9 +41,7 @@ from engine.tokenizer import Tokenizer
 # Text, a chat's messages, or token ids.
 PromptLike = str | Sequence[dict[str, Any]] | Sequence[int] | Prompt
 
-_SEEDS: Final = 1 << 64
 _INT32_MAX: Final = 2**31 - 1
-_LEAST: Final = 1e-5  # a smaller temperature or top_p leaves float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class LLM:
         """
         config = EngineConfig(model=Path(model), **settings)
         self._tokenizer = Tokenizer.load(config.model)
-        with _bar("loading", "MB", shown=progress) as bar:
+        with _bar("MB", shown=progress) as bar:
             task = bar.add_task("loading", total=None)
 
             def on_bytes(done: int, total: int) -> None:
@@ -116,7 +113,7 @@ class LLM:
             waiting: dict[int, _Draft] = {}
             for prompt, one, draft in zip(asked, each, drafts, strict=True):
                 self._submit(prompt, one, draft, waiting)
-            with _bar("generating", "prompts", shown=progress) as bar:
+            with _bar("prompts", shown=progress) as bar:
                 task = bar.add_task("generating", total=len(asked))
                 bar.update(task, completed=len(asked) - len(waiting))
                 while self._engine.has_work:
@@ -139,8 +136,7 @@ class LLM:
             if params is None:
                 room = self._engine.facts.max_model_len - len(prompt_ids)
                 params = SamplingParams(max_new_tokens=max(1, room))
-            seed = secrets.randbelow(_SEEDS) if params.seed is None else params.seed % _SEEDS
-            request = Request(next(self._ids), prompt_ids, params, seed)
+            request = Request(next(self._ids), prompt_ids, params, params.draw_seed())
             self._engine.submit(request)
         except (PromptError, ValueError) as error:
             draft.finish, draft.error = Finish.ERROR, str(error)
@@ -243,7 +239,7 @@ def _as_params(params: Any, count: int, vocab_size: int) -> list[SamplingParams 
         raise ValueError(f"there are {len(each)} params for {count} prompts")
     for one in {id(one): one for one in each if one is not None}.values():
         _check(one, vocab_size)
-    return each
+    return [None if one is None else one.settled(vocab_size) for one in each]
 
 
 def _check(params: SamplingParams, vocab_size: int) -> None:
@@ -252,15 +248,13 @@ def _check(params: SamplingParams, vocab_size: int) -> None:
         "max_new_tokens": (1, _INT32_MAX),
         "temperature": (0, 100),
         "top_k": (0, _INT32_MAX),
-        "top_p": (_LEAST, 1),
+        "top_p": (0, 1),
         "min_p": (0, 1),
     }
     for name, (low, high) in limits.items():
         value = getattr(params, name)
         if not (math.isfinite(value) and low <= value <= high):
             raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
-    if 0 < params.temperature < _LEAST:
-        raise ValueError(f"temperature is {params.temperature}; it must be 0 or at least {_LEAST}")
     if "" in params.stop:
         raise ValueError("stop has an empty string")
     for token_id in params.stop_token_ids:
@@ -269,7 +263,7 @@ def _check(params: SamplingParams, vocab_size: int) -> None:
 
 
 @contextmanager
-def _bar(what: str, unit: str, *, shown: bool) -> Iterator[Progress]:
+def _bar(unit: str, *, shown: bool) -> Iterator[Progress]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -6,12 +6,19 @@ module of the engine that `httpd` may import.
 """
 
 import enum
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_SEEDS: Final = 1 << 64
+
+# Below these, float32 arithmetic would overflow on its way to what is meant: the likeliest token.
+_GREEDY_BELOW: Final = 1e-5  # temperature
+_LEAST_TOP_P: Final = 1e-6
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -51,6 +58,19 @@ class SamplingParams:
     echo: bool = False  # the text begins with the prompt's
     logprobs: int | None = None  # likeliest ids told of each new token; 0: the token's own alone
     prompt_logprobs: int | None = None  # likewise of each prompt token
+
+    def settled(self, vocab_size: int) -> "SamplingParams":
+        """The same, where a number too small or too large to matter is the limit that it means."""
+        return replace(
+            self,
+            temperature=self.temperature if self.temperature >= _GREEDY_BELOW else 0.0,
+            top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
+            top_p=max(self.top_p, _LEAST_TOP_P),
+        )
+
+    def draw_seed(self) -> int:
+        """The seed for one request: this one's own, or one drawn now; in [0, 2**64)."""
+        return secrets.randbelow(_SEEDS) if self.seed is None else self.seed % _SEEDS
 
 
 # Types of the parts of a message's content that are text; a part has it under its type's name.

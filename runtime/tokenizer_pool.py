@@ -5,9 +5,8 @@ HTTP beyond the fields of a refusal.
 """
 
 import logging
-import secrets
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from engine.errors import PromptError
 from engine.request import ChatPrompt, Int32Array, Prompt, Request, SamplingParams
@@ -17,8 +16,6 @@ from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.worker import TICK_S, Pulse, Stopped
 
 log = logging.getLogger(__name__)
-
-_SEEDS: Final = 1 << 64
 
 
 class Encoder(Protocol):
@@ -87,7 +84,7 @@ class TokenizerLoop:
             id=submission.id,
             prompt_ids=prompt_ids,
             params=params,
-            seed=secrets.randbelow(_SEEDS) if params.seed is None else params.seed % _SEEDS,
+            seed=params.draw_seed(),
             arrived_s=submission.arrived_s,
         )
 

@@ -17,10 +17,6 @@ from httpd.text import shown
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# Below these the value means its limit, and float32 arithmetic would overflow on the way there.
-GREEDY_BELOW = 1e-5
-TOP_P_FLOOR = 1e-6
-
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 128
@@ -91,16 +87,16 @@ class Fields(BaseModel):
                 )
         return SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=self.temperature if self.temperature >= GREEDY_BELOW else 0.0,
-            top_k=self.top_k if 0 < self.top_k < vocab_size else 0,
-            top_p=max(self.top_p, TOP_P_FLOOR),
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
             stop=tuple(dict.fromkeys(self.stop)),
             stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids)),
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
-        )
+        ).settled(vocab_size)
 
 
 class ChatFields(Fields):

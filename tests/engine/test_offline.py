@@ -159,10 +159,9 @@ def test_without_params_the_context_is_the_limit(llm: LLM) -> None:
         ("max_new_tokens", 0),
         ("temperature", math.nan),
         ("temperature", -1.0),
-        ("temperature", 1e-9),
         ("top_k", -1),
         ("top_k", 2**31),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("min_p", math.inf),
         ("stop", ("",)),
         ("stop_token_ids", (10**6,)),
@@ -171,6 +170,12 @@ def test_without_params_the_context_is_the_limit(llm: LLM) -> None:
 def test_wrong_parameters_are_refused_by_name(llm: LLM, field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         llm.generate(["x", "y"], [GREEDY, replace(GREEDY, **{field: value})], progress=False)
+
+
+@pytest.mark.parametrize("limit", [{"temperature": 1e-9}, {"temperature": 1.0, "top_p": 0.0}])
+def test_tiny_numbers_mean_the_likeliest_token(llm: LLM, limit: dict[str, float]) -> None:
+    """As over HTTP."""
+    assert one(llm, "x", replace(GREEDY, **limit)).token_ids == one(llm, "x", GREEDY).token_ids
 
 
 def test_wrong_arguments_are_refused(llm: LLM) -> None:
