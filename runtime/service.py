@@ -12,7 +12,6 @@ Knows no sockets, and no HTTP beyond what `Rejected` carries.
 import asyncio
 import itertools
 import logging
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from engine.core import EngineStats
 from engine.request import Delta, Finish, Prompt, SamplingParams
 from httpd.service import ModelCard, Occupancy, Rejected, State
 from runtime.channel import Receiver, Sender
+from runtime.gil import is_gil_enabled
 from runtime.latest import Latest
 from runtime.lifecycle import Lifecycle
 from runtime.messages import Accepted, Submission, Verdict
@@ -59,8 +59,7 @@ class ThreadedService:
         return self._lifecycle.state
 
     def gil_enabled(self) -> bool:
-        is_enabled = getattr(sys, "_is_gil_enabled", None)
-        return is_enabled is None or bool(is_enabled())
+        return is_gil_enabled()
 
     def model(self) -> ModelCard:
         card = self._lifecycle.card
