@@ -100,6 +100,12 @@ __device__ __forceinline__ double sum_before(double own, double& total) {
     return before + up_to - own;
 }
 
+__device__ __forceinline__ double block_total(double own) {
+    double total;
+    sum_before(own, total);
+    return total;
+}
+
 // --- a row ----------------------------------------------------------------------------------------
 
 // A chunk in shared memory. Group g of a thread is group(g) of the row: a warp's lie together, so that

@@ -147,10 +147,7 @@ __device__ u32 draw(const Row& row, const float* masses, int chunks, Element* bu
 __device__ u32 draw_filtered(Row& row, Filters& filters, float* masses, const float* maxima,
                              int chunks, Element* buffers, double u) {
     Candidates& candidates = *(Candidates*)buffers;
-    double whole;
-    sum_before(threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0., whole);
-    filters.whole = (float)whole;
-    filters.needed = filters.top_p * filters.whole;
+    filters.set_whole(block_total(threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0.));
     if (maxima)
         for (int c = 0; c < chunks; c++)
             candidates.maxima[c * THREADS + threadIdx.x] =

@@ -14,12 +14,17 @@ struct Filters {
     int top_k;
     float top_p, min_p;
     bool by_rank, by_mass;
-    float whole = 0.f, needed = INF;  // mass: of the row, and for top_p
+    float whole = 0.f, needed = INF;  // mass: of the row or of what top_k leaves, and for top_p
 
     __device__ Filters(int k, float p, float least, int size)
         : top_k(k), top_p(p), min_p(least), by_rank(k > 0 && k < size),
           by_mass(p < 1.f) {}
     __device__ bool any() const { return by_rank || by_mass || min_p > 0.f; }
+    // The mass that top_p is a share of.
+    __device__ void set_whole(double mass) {
+        whole = (float)mass;
+        if (by_mass) needed = top_p * whole;
+    }
 };
 
 // In shared memory, over the two buffers of chunks.
@@ -45,13 +50,15 @@ __device__ float kth_maximum(const float* maxima, int chunks, int k) {
     return of_order(low << KEY_SHIFT);
 }
 
-// A logit that all that stay reach.
+// A logit that all that stay reach; with top_k and top_p both, all that top_k leaves, since top_p is of
+// their mass.
 __device__ float bound_of(const Row& row, const Filters& filters, const float* maxima, int chunks) {
     constexpr float MARGIN = 0.01f;  // against rounding, in powers of two of the mass
     float depth = -INF;
     // Further down than this lies less than 1 - p of the mass, whatever the logits are.
     if (filters.by_mass) depth = log2f((1.f - filters.top_p) * filters.whole / row.size);
     if (filters.min_p > 0.f) depth = fmaxf(depth, log2f(filters.min_p));
+    if (filters.by_rank && filters.by_mass) depth = -INF;
     float bound = row.largest + (depth - MARGIN) / row.per_logit;
     if (filters.by_rank && maxima)
         bound = fmaxf(bound, kth_maximum(maxima, chunks, filters.top_k));
@@ -87,24 +94,29 @@ __device__ int collect(const Row& row, float bound, int chunks, Candidates& cand
 }
 
 // The id drawn among the candidates.
-__device__ u32 draw_of(const Row& row, const Filters& filters, Candidates& all, int count,
-                       double u) {
+__device__ u32 draw_of(const Row& row, Filters& filters, Candidates& all, int count, double u) {
     for (int i = threadIdx.x; i < count; i += THREADS) all.mass[i] = row.mass(all.logit[i]);
     __syncthreads();
-    float kept_mass = 0.f;
+    // First the mass above each that top_k leaves, and the mass of all those; then what stays.
+    float ranked_mass = 0.f;
     for (int i = threadIdx.x; i < count; i += THREADS) {
         int larger = 0;
         float above = 0.f, logit = all.logit[i];
 #pragma unroll 4
         for (int j = 0; j < count; j++)
             if (all.logit[j] > logit) larger++, above += all.mass[j];
-        bool stays = (!filters.by_rank || larger < filters.top_k) &&
-                     (!filters.by_mass || above < filters.needed || larger == 0) &&
-                     all.mass[i] >= filters.min_p;
+        bool ranked = !filters.by_rank || larger < filters.top_k;
+        all.kept[i] = ranked ? above : INF;
+        if (ranked) ranked_mass += all.mass[i];
+    }
+    if (filters.by_rank) filters.set_whole(block_total(ranked_mass));
+    float kept_mass = 0.f;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        float above = all.kept[i];
+        bool stays = (above < filters.needed || above == 0.f) && all.mass[i] >= filters.min_p;
         kept_mass += all.kept[i] = stays ? all.mass[i] : 0.f;
     }
-    double total;
-    sum_before(kept_mass, total);
+    double total = block_total(kept_mass);
     double target = u * total;
     u32 found = NONE, last = 0;
     for (int i = threadIdx.x; i < count; i += THREADS) {
@@ -178,14 +190,20 @@ __device__ void sum_kept(const Row& row, float* masses, int chunks, Element* buf
 
 // Sets what of the row stays, and masses[chunks] to it, with the whole row read several times.
 // Nothing below `least_logit` stays.
-__device__ void filter_slowly(Row& row, const Filters& filters, float* masses, int chunks,
+__device__ void filter_slowly(Row& row, Filters& filters, float* masses, int chunks,
                               Element* buffers, float least_logit) {
-    row.least_mass = filters.min_p;
-    if (filters.by_rank || filters.by_mass) {
-        // 2^-200 of the largest is nothing.
-        least_logit = fmaxf(least_logit, row.largest - 200.f / row.per_logit);
-        row.least_key = find_least_key(row, chunks, buffers, filters.by_rank ? filters.top_k : 0,
-                                       filters.by_mass ? filters.needed : INF, least_logit);
+    // 2^-200 of the largest is nothing.
+    least_logit = fmaxf(least_logit, row.largest - 200.f / row.per_logit);
+    if (filters.by_rank) {
+        row.least_key = find_least_key(row, chunks, buffers, filters.top_k, INF, least_logit);
+        least_logit = of_order(row.least_key << KEY_SHIFT);
     }
+    if (filters.by_rank && filters.by_mass) {
+        sum_kept(row, masses, chunks, buffers);
+        filters.set_whole(block_total(threadIdx.x < chunks ? (double)masses[threadIdx.x] : 0.));
+    }
+    if (filters.by_mass)
+        row.least_key = find_least_key(row, chunks, buffers, 0, filters.needed, least_logit);
+    row.least_mass = filters.min_p;
     sum_kept(row, masses, chunks, buffers);
 }
