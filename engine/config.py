@@ -25,7 +25,7 @@ class EngineConfig:
     cache: Literal["radix", "naive"] = "radix"
     overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
     cuda_graph_max_rows: int = 256  # decode steps of up to so many rows are graphs; 0: none are
-    cpu_threads: int | None = None  # torch's intra-op threads; None: every core
+    cpu_threads: int | None = None  # torch's intra-op threads; None: every core (see DESIGN.md)
     seed: int = 0  # of dummy weights
 
     def __post_init__(self) -> None:

@@ -143,7 +143,7 @@ def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
     return ServerConfig(engine=EngineConfig(model=model, **engine, **graphs), **rest)
 
 
-def _graph_rows(most: int | None, none: bool, flags: dict[str, Any]) -> dict[str, int]:
+def _graph_rows(most: int | None, none: bool, flags: dict[str, Any]) -> dict[str, Any]:
     """What the two flags about CUDA graphs say, in the engine's words. Raises ValueError."""
     if most is None:
         return {"cuda_graph_max_rows": 0} if none else {}
