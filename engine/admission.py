@@ -60,7 +60,10 @@ class Admission:
         request, prompt_tokens = waiting.request, len(waiting.request.prompt_ids)
         made = waiting.token_ids[prompt_tokens:]
         stop_ids = self._stop_ids(waiting)
-        return rule_words(row, request.params, request.prompt_ids, made, stop_ids)
+        return rule_words(
+            row, request.params, request.prompt_ids, made, stop_ids,
+            has_grammar=request.grammar is not None,
+        )  # fmt: skip
 
     def _stop_ids(self, waiting: Waiting) -> tuple[int, ...]:
         params = waiting.request.params

@@ -65,6 +65,10 @@ class Draft:
         self.segments.append((row, start, len(tokens), samples))
         self._tokens.append(tokens)
 
+    def sampling_rows(self) -> NDArray[np.intp]:
+        """Rows whose segment samples, in order."""
+        return np.array([row for row, *_, samples in self.segments if samples], np.intp)
+
     def finish(
         self,
         step: int,
@@ -72,6 +76,7 @@ class Draft:
         same_decode: bool,
         positions: Int32Array,
         writes: list[Int32Array],
+        masks: tuple[Int32Array, Int32Array],
     ) -> StepPlan:
         """The plan. `positions` are those of the decode rows' sampled tokens."""
         sampling = [(row, start + count) for row, start, count, samples in self.segments if samples]
@@ -88,6 +93,8 @@ class Draft:
             segments=np.array(self.segments, np.int32).reshape(-1, SEGMENT_WORDS),
             prefill_tokens=np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
             rules=_stack(self._rules, RULE_WORDS),
+            mask_rows=masks[0],
+            masks=masks[1],
         )
         if sampling:
             head = np.array([position for _, position in sampling], np.int32)

@@ -9,7 +9,7 @@ import enum
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,14 @@ class TokenPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
+class Grammar(Protocol):
+    """A compiled grammar. Safe from any thread: nobody writes it."""
+
+    def matcher(self) -> Any:
+        """An `engine.constraints.Matcher` at the grammar's beginning."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One generation, tokenized and validated, as the engine takes it."""
@@ -112,6 +120,7 @@ class Request:
     seed: int  # params.seed, or the one drawn for it; 0 <= seed < 2**64
     namespace: str = ""  # prefixes are shared only inside one namespace
     arrived_s: float = 0.0  # time.monotonic() when the server saw it
+    grammar: Grammar | None = None  # what the output must be
 
 
 @dataclass(frozen=True, slots=True)

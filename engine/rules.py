@@ -14,14 +14,23 @@ _NO_RULES = np.empty((0, RULE_WORDS), np.int32)
 
 
 def rule_words(
-    row: int, params: SamplingParams, prompt: Int32Array, made: Int32Array, stop_ids: Iterable[int]
+    row: int,
+    params: SamplingParams,
+    prompt: Int32Array,
+    made: Int32Array,
+    stop_ids: Iterable[int],
+    *,
+    has_grammar: bool = False,
 ) -> Int32Array:
     """[n, 4] int32: row, kind, token id, value; empty where the request has no rules.
 
-    made      [n] int32, the output so far: of a request that was retracted
-    stop_ids  what ends the request, and must not before its minimal length
+    made         [n] int32, the output so far: of a request that was retracted
+    stop_ids     what ends the request, and must not before its minimal length
+    has_grammar  the row draws under masks, which come with each step
     """
     words = _Words(row)
+    if has_grammar:
+        words.begin()
     if params.allowed_token_ids is not None:
         words.add(Rule.ONLY_ALLOWED)
         words.add_ids(Rule.ALLOWED, params.allowed_token_ids)
@@ -69,6 +78,10 @@ class _Words:
         self._row = row
         self._parts: list[Int32Array] = []
 
+    def begin(self) -> None:
+        """The row has rules, even where no other follows."""
+        self.add(Rule.BEGIN)
+
     def add(self, kind: Rule, value: int = 0) -> None:
         self._parts.append(np.array([[self._row, kind, 0, value]], np.int32))
 
@@ -81,5 +94,5 @@ class _Words:
     def all(self) -> Int32Array:
         if not any(len(part) for part in self._parts):
             return _NO_RULES
-        begin = np.array([[self._row, Rule.BEGIN, 0, 0]], np.int32)
-        return np.concatenate([begin, *self._parts])
+        self.begin()
+        return np.concatenate(self._parts)

@@ -10,12 +10,13 @@ Rules
 - The oldest running request is never retracted, and alone it always fits: so everyone ends.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.admission import Admission, Refusal
+from engine.constraints import Constraints
 from engine.holdings import Holdings, RowArray
 from engine.logprobs import StepLogprobs, sampled_logprobs, take_prompt_logprobs
 from engine.pages import PagePool
@@ -27,6 +28,7 @@ from engine.waiting import Waiting, WaitingQueue
 
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
+NOT_IN_GRAMMAR: Final = "The output left the grammar that was asked for."
 CANDIDATES: Final = 64  # of the queue, looked at for one step
 
 
@@ -55,6 +57,7 @@ class Scheduler:
         )
         self._rows = self.holdings.rows
         self.admission = Admission(self.holdings, eos_ids)
+        self.constraints = Constraints(self._rows)
         self.waiting = WaitingQueue()
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED
@@ -128,7 +131,8 @@ class Scheduler:
         for row, *_ in draft.segments:
             self._rows.last_step[row] = step
         writes = [*self.holdings.take_rewrites(), *draft.page_writes]
-        return draft.finish(step, decode, self._is_same_decode(decode), positions, writes)
+        masks = self.constraints.masks(draft.sampling_rows(), decode)
+        return draft.finish(step, decode, self._is_same_decode(decode), positions, writes, masks)
 
     def _is_same_decode(self, decode: RowArray) -> bool:
         same = decode is self._previous_decode and len(decode) > 0
@@ -147,23 +151,24 @@ class Scheduler:
             self._decoding_is_stale = True
         return positions
 
-    def _refreshed_decoding(self) -> RowArray:
+    def _ready_to_decode(self) -> RowArray:
+        """Rows that can decode now; the very array of the last plan where nothing has changed."""
         if self._decoding_is_stale or self._joining:
             both = np.concatenate([self._decoding, np.asarray(self._joining, np.intp)])
             self._decoding = both[self._rows.state[both] == RowState.DECODE]
             self._joining = []
             self._decoding_is_stale = False
-        return self._decoding
+        return self.constraints.ready(self._decoding, self._completed_step)
 
     def _plan_decode(self, draft: Draft) -> RowArray:
         """Rows that decode in this step; each has the page that its next position needs."""
-        decode = self._refreshed_decoding()
+        decode = self._ready_to_decode()
         rows = self._rows
         short = decode[rows.cached[decode] == rows.pages[decode] * self.page_size]
         if not len(short):
             return decode
         grown = self._grow(short, draft)
-        decode = self._refreshed_decoding()  # growing may have retracted some
+        decode = self._ready_to_decode()  # growing may have retracted some
         if len(grown) == len(short):
             return decode
         waits = np.isin(decode, short) & ~np.isin(decode, grown)
@@ -195,6 +200,7 @@ class Scheduler:
                 self.waiting.remove(waiting.request.id)
                 self._prefilling.append(row)
                 rules = self.admission.rules_of(row, waiting)
+                self.constraints.begin(row, waiting)
                 draft.join(row, waiting.request, self._rows.pages_of(row), rules)
                 budget -= self._add_chunk(row, budget, draft)
 
@@ -238,12 +244,17 @@ class Scheduler:
         finishes = np.where(positions + 1 >= rows.limit[sampled], Finish.LENGTH, Finish.NONE)
         finishes = np.where(stopped, Finish.STOP, finishes).astype(np.uint8)
         request_ids = rows.request_ids[sampled]
+        refused = self.constraints.refused(sampled, token_ids, stopped)
+        finishes[refused] = Finish.ERROR
+        errors = tuple((int(request_ids[index]), NOT_IN_GRAMMAR) for index in refused)
         told = () if logprobs is None else self._commit_logprobs(plan, logprobs)
         started = self._commit_prefilled(plan.prefilled_rows)
         for row in sampled[finishes != Finish.NONE].tolist():
             self._finish(row)
         self.holdings.release(self._completed_step)
-        return self._output(plan.step, request_ids, token_ids, finishes, started, told)
+        return self._with_ended(
+            StepOutput(plan.step, request_ids, token_ids, finishes, started, errors, told)
+        )
 
     def _commit_logprobs(
         self, plan: StepPlan, logprobs: StepLogprobs
@@ -270,30 +281,21 @@ class Scheduler:
         """What ended without a token since the last output, where no commit is there to tell it."""
         if not self._ended:
             return None
-        none = np.empty(0, np.int32)
-        ids, finishes = np.empty(0, np.int64), np.empty(0, np.uint8)
-        return self._output(self._completed_step, ids, none, finishes)
+        nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
+        return self._with_ended(StepOutput(self._completed_step, *nothing))
 
-    def _output(
-        self,
-        step: int,
-        request_ids: NDArray[np.int64],
-        token_ids: Int32Array,
-        finishes: NDArray[np.uint8],
-        started: tuple[Started, ...] = (),
-        logprobs: tuple[tuple[int, Logprobs], ...] = (),
-    ) -> StepOutput:
+    def _with_ended(self, output: StepOutput) -> StepOutput:
         if not self._ended:
-            return StepOutput(step, request_ids, token_ids, finishes, started, (), logprobs)
+            return output
         ended, self._ended = self._ended, []
-        return StepOutput(
-            step,
-            np.concatenate([request_ids, np.array([e[0] for e in ended], np.int64)]),
-            np.concatenate([token_ids, np.full(len(ended), -1, np.int32)]),
-            np.concatenate([finishes, np.array([e[1] for e in ended], np.uint8)]),
-            started,
-            tuple((e[0], e[2]) for e in ended if e[2] is not None),
-            logprobs,
+        ids, finishes = np.array([e[0] for e in ended]), np.array([e[1] for e in ended], np.uint8)
+        no_tokens = np.full(len(ended), -1, np.int32)
+        return replace(
+            output,
+            request_ids=np.concatenate([output.request_ids, ids]),
+            token_ids=np.concatenate([output.token_ids, no_tokens]),
+            finishes=np.concatenate([output.finishes, finishes]),
+            errors=output.errors + tuple((e[0], e[2]) for e in ended if e[2] is not None),
         )
 
     # Ending
@@ -309,6 +311,7 @@ class Scheduler:
         if self._rows.state[row] == RowState.PREFILL:
             self._prefilling.remove(row)
         self._decoding_is_stale = True
+        self.constraints.end(row)
         self.holdings.end(row)
 
     def _retract_youngest(self) -> bool:

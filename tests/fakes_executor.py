@@ -27,15 +27,60 @@ def next_token(tokens: list[int] | Int32Array) -> int:
 
 
 def expected_output(
-    prompt: Int32Array, max_new_tokens: int, stop_ids: frozenset[int] = frozenset()
+    prompt: Int32Array,
+    max_new_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+    grammar: "FakeGrammar | None" = None,
 ) -> list[int]:
     """The output of a request that has the machine for itself."""
     tokens = list(map(int, prompt))
     output: list[int] = []
     while len(output) < max_new_tokens and (not output or output[-1] not in stop_ids):
-        output.append(next_token(tokens))
-        tokens.append(output[-1])
+        token = next_token(tokens)
+        if grammar is not None:
+            token = next_allowed(token, grammar.allowed(output))
+        output.append(token)
+        tokens.append(token)
     return output
+
+
+def next_allowed(token: int, allowed: set[int]) -> int:
+    """The token, or the first one after it that may come."""
+    return next(one % VOCAB for one in range(token, token + VOCAB) if one % VOCAB in allowed)
+
+
+@dataclass(frozen=True)
+class FakeGrammar:
+    """Every token leaves a rest that depends on all before it."""
+
+    modulus: int
+
+    def allowed(self, output: list[int]) -> set[int]:
+        rest = sum(output) % self.modulus
+        return {token for token in range(VOCAB) if token % self.modulus == rest}
+
+    def matcher(self) -> "FakeMatcher":
+        return FakeMatcher(self)
+
+
+class FakeMatcher:
+    """Satisfies engine.constraints.Matcher."""
+
+    mask_words = -(-VOCAB // 32)
+
+    def __init__(self, grammar: FakeGrammar) -> None:
+        self._grammar = grammar
+        self._output: list[int] = []
+
+    def fill_mask(self, words: Int32Array) -> None:
+        bits = np.zeros(32 * self.mask_words, np.bool_)
+        bits[list(self._grammar.allowed(self._output))] = True
+        words[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def accept(self, token_id: int) -> bool:
+        fits = token_id in self._grammar.allowed(self._output)
+        self._output.append(token_id)
+        return fits
 
 
 @dataclass
@@ -75,6 +120,7 @@ class FakeExecutor:
         self.length = np.zeros(max_rows + 1, np.int64)
         self.last_token = np.full(max_rows + 1, -1, np.int64)
         self.logprob_words = np.zeros(max_rows + 1, np.int32)
+        self.masks: dict[int, Int32Array] = {}
         self.previous_decode = np.empty(0, np.int32)
         self.in_flight: deque[FakeStep] = deque()
         self.steps = 0
@@ -88,6 +134,7 @@ class FakeExecutor:
         assert len(written) == len(step.page_writes), "one entry is written twice in a step"
         self.page_table[step.page_writes[:, 0], step.page_writes[:, 1]] = step.page_writes[:, 2]
         self.logprob_words[step.joined[:, 0]] = step.joined[:, 7]
+        self.masks = dict(zip(step.mask_rows.tolist(), step.masks, strict=True))
         launched = FakeStep(self, np.empty(0, np.int32))
         tokens: list[int] = []
         at = 0
@@ -105,6 +152,7 @@ class FakeExecutor:
             tokens.append(self._sample(launched, row))
         launched.tokens = np.array(tokens, np.int32)
         assert len(tokens) == step.sampled
+        assert not self.masks, "a mask is there for a row that draws nothing"
         launched.logprobs = self._logprobs(step, tokens)
         self.in_flight.append(launched)
         return launched
@@ -143,7 +191,12 @@ class FakeExecutor:
         kv = self.kv[pages * self.page_size + positions % self.page_size]
         assert (kv[:, 1] == positions).all(), f"row {row} reads another position's page"
         launched.read_pages.update(dict.fromkeys(pages.tolist(), row))
-        self.last_token[row] = next_token(kv[:, 0])
+        token = next_token(kv[:, 0])
+        mask = self.masks.pop(row, None)
+        if mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            token = next_allowed(token, set(np.nonzero(bits)[0].tolist()))
+        self.last_token[row] = token
         return int(self.last_token[row])
 
     def close(self) -> None:

@@ -11,7 +11,13 @@ from engine.pages import PagePool
 from engine.request import Finish, Int32Array, Request, SamplingParams, StepOutput
 from engine.rows import STOP_IDS, Rows, RowState
 from engine.scheduler import Scheduler
-from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
+from tests.fakes_executor import (
+    FakeExecutor,
+    FakeGrammar,
+    FakeMatcher,
+    expected_output,
+    fake_engine,
+)
 
 PAGE = 4
 
@@ -41,11 +47,20 @@ class Rig:
         self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
         self.tokens: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
+        self.errors: dict[int, str] = {}
         self.cached: dict[int, int] = {}
 
-    def submit(self, number: int, prompt: Int32Array, new: int, **params: object) -> None:
-        sampling = SamplingParams(max_new_tokens=new, **params)  # type: ignore[arg-type]
-        self.engine.submit(Request(number, prompt, sampling, seed=0))
+    def submit(
+        self,
+        number: int,
+        prompt: Int32Array,
+        new: int,
+        *,
+        grammar: FakeGrammar | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        params = SamplingParams(max_new_tokens=new, stop_token_ids=stop_token_ids)
+        self.engine.submit(Request(number, prompt, params, seed=0, grammar=grammar))
         self.tokens[number] = []
 
     def step(self) -> bool:
@@ -58,6 +73,7 @@ class Rig:
         return True
 
     def take(self, output: StepOutput) -> None:
+        self.errors.update(output.errors)
         for started in output.started:
             self.cached[started.request.id] = started.cached_tokens
         for number, token, finish in zip(
@@ -306,3 +322,38 @@ def test_a_prompt_as_long_as_the_context_can_be_scored() -> None:
     rig.drain()
     assert rig.finishes[1] == Finish.LENGTH
     assert len(rig.tokens[1]) == 1  # drawn, as by every step; the detokenizer drops it
+
+
+def test_a_row_with_a_grammar_waits_for_its_token_and_nobody_else_does() -> None:
+    rig = Rig(overlap=True)
+    rig.submit(1, prompt_of(5), 12)
+    rig.submit(2, prompt_of(6, seed=2), 12, grammar=FakeGrammar(7))
+    rig.submit(3, prompt_of(4, seed=3), 12)
+    rig.step()
+    for _ in range(8):
+        before = {number: len(tokens) for number, tokens in rig.tokens.items()}
+        rig.step()
+        after = {number: len(tokens) for number, tokens in rig.tokens.items()}
+        assert after[1] - before[1] == after[3] - before[3] == 1
+    assert len(rig.tokens[2]) == 4 or len(rig.tokens[2]) == 5  # every second step
+    rig.drain()
+    assert rig.tokens[2] == expected_output(prompt_of(6, seed=2), 12, grammar=FakeGrammar(7))
+    assert rig.tokens[1] == expected_output(prompt_of(5), 12)
+
+
+def test_an_output_that_left_its_grammar_ends_with_an_error() -> None:
+    class Forgetful(FakeMatcher):
+        def accept(self, token_id: int) -> bool:
+            return False
+
+    class Grammar(FakeGrammar):
+        def matcher(self) -> FakeMatcher:
+            return Forgetful(self)
+
+    rig = Rig(overlap=True)
+    rig.submit(1, prompt_of(5), 12, grammar=Grammar(3))
+    rig.submit(2, prompt_of(6, seed=2), 12)
+    rig.drain()
+    assert rig.finishes == {1: Finish.ERROR, 2: Finish.LENGTH}
+    assert rig.errors == {1: "The output left the grammar that was asked for."}
+    assert len(rig.tokens[1]) == 1

@@ -11,7 +11,7 @@ from engine.cache_factory import build_prefix_cache
 from engine.pages import PagePool
 from engine.request import Finish, Request, SamplingParams, Started, StepOutput
 from engine.scheduler import Scheduler
-from tests.fakes_executor import FakeExecutor, expected_output, fake_engine
+from tests.fakes_executor import FakeExecutor, FakeGrammar, expected_output, fake_engine
 
 EOS = 5
 MAX_MODEL_LEN = 48
@@ -62,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(["", "tenant"]),
         stop=st.lists(st.integers(0, 96), max_size=6),
         ignore_eos=st.booleans(),
+        modulus=st.sampled_from([None, None, 1, 5]),
         logprobs=st.tuples(*[st.sampled_from([None, None, 0, 2])] * 2),
     )
     def submit(
@@ -71,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace: str,
         stop: list[int],
         ignore_eos: bool,
+        modulus: int | None,
         logprobs: tuple[int | None, int | None],
     ) -> None:
         new = min(new, MAX_MODEL_LEN - len(prompt))
@@ -79,7 +81,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             logprobs=logprobs[0], prompt_logprobs=logprobs[1],
         )  # fmt: skip
         number = len(self.requests)
-        request = Request(number, np.array(prompt, np.int32), params, seed=1, namespace=namespace)
+        grammar = None if modulus is None else FakeGrammar(modulus)
+        request = Request(
+            number, np.array(prompt, np.int32), params, seed=1, namespace=namespace,
+            grammar=grammar,
+        )  # fmt: skip
         self.engine.submit(request)
         self.requests[number] = request
 
@@ -146,7 +152,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         params = request.params
         eos = () if params.ignore_eos else (EOS,)
         stop_ids = frozenset([*eos, *params.stop_token_ids])
-        whole = expected_output(request.prompt_ids, params.max_new_tokens, stop_ids)
+        grammar = request.grammar
+        assert grammar is None or isinstance(grammar, FakeGrammar)
+        whole = expected_output(request.prompt_ids, params.max_new_tokens, stop_ids, grammar)
         got = self.outputs[number]
         told = self.logprobs[number]
         assert told == ([] if params.logprobs is None else [-token for token in got])
