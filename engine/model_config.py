@@ -71,7 +71,7 @@ _DTYPES: Final = ("float32", "float16", "bfloat16")
 # What the largest models known have, many times over: beyond that a file is broken, and building
 # what it describes would take for ever or all memory.
 _MOST: Final[Mapping[str, int]] = {
-    "vocab_size": 1 << 24,
+    "vocab_size": 1 << 21,  # what the CUDA sampler takes, too
     "hidden_size": 1 << 20,
     "intermediate_size": 1 << 22,
     "moe_intermediate_size": 1 << 22,

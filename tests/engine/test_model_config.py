@@ -147,7 +147,7 @@ def test_experts_by_layer() -> None:
         ),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; .* between 1 and 65536"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; .* between 1 and 4096"),
-        ({"vocab_size": 10**9}, "vocab_size is 1000000000; .* between 1 and 16777216"),
+        ({"vocab_size": 10**9}, "vocab_size is 1000000000; .* between 1 and 2097152"),
         ({"hidden_size": 65}, "hidden_size is 65; it must be a multiple of num_attention_heads, 4"),
         ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
         (

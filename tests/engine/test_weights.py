@@ -153,6 +153,7 @@ def test_a_tensor_that_is_in_no_shard_though_the_index_names_it(tmp_path: Path) 
     [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
         ('{"weight_map": {}}', "non-empty"),
         ('{"weight_map": {"a": 1}}', "must name files"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "is no file in"),
