@@ -53,19 +53,20 @@ class Admission:
             self._refused[request.id] = refusal
             return refusal
         pages = holdings.take_pages(self._missing_pages(waiting, match))
-        return holdings.install(waiting, match, pages, self._stop_ids(waiting))
+        return holdings.install(waiting, match, pages, self.stop_ids(waiting))
 
     def rules_of(self, row: int, waiting: Waiting) -> Int32Array:
         """[n, 4] int32: what is done to the logits of the row, which it was admitted to."""
         request, prompt_tokens = waiting.request, len(waiting.request.prompt_ids)
         made = waiting.token_ids[prompt_tokens:]
-        stop_ids = self._stop_ids(waiting)
+        stop_ids = self.stop_ids(waiting)
         return rule_words(
             row, request.params, request.prompt_ids, made, stop_ids,
             has_grammar=request.grammar is not None,
         )  # fmt: skip
 
-    def _stop_ids(self, waiting: Waiting) -> tuple[int, ...]:
+    def stop_ids(self, waiting: Waiting) -> tuple[int, ...]:
+        """All ids that end the request."""
         params = waiting.request.params
         return (*(() if params.ignore_eos else self._eos_ids), *params.stop_token_ids)
 

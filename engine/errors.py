@@ -3,7 +3,8 @@
 ValueError
  └── ModelError    a checkpoint or a setting that cannot be served; the message names it
 Exception
- └── PromptError   the prompt itself: the client's fault, a 400
+ ├── PromptError   the prompt itself: the client's fault, a 400
+ └── MatchError    an output whose grammar cannot be followed further: it ends with an error
 """
 
 import re
@@ -26,3 +27,7 @@ class PromptError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param  # "messages", "prompt", or a place inside: "messages[0].content[1]"
+
+
+class MatchError(Exception):
+    """A grammar cannot be followed further; says why, for the client."""

@@ -102,11 +102,32 @@ class TokenPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
-class Grammar(Protocol):
-    """A compiled grammar. Safe from any thread: nobody writes it."""
+class Matcher(Protocol):
+    """Where one output stands in its grammar. Owned by the engine thread."""
 
-    def matcher(self) -> Any:
-        """An `engine.constraints.Matcher` at the grammar's beginning."""
+    @property
+    def mask_words(self) -> int:
+        """ceil(vocabulary / 32)."""
+        ...
+
+    def fill_mask(self, row: Int32Array) -> None:
+        """Sets bit i % 32 of row[i // 32] for each id i that may come next, at least one.
+
+        An id that ends the request is among them where the output may end, and only there. Raises
+        `engine.errors.MatchError`.
+        """
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Takes the next token; False where the grammar has no place for it."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """What an output must be. Safe from any thread: nobody writes it."""
+
+    def matcher(self, stop_ids: Sequence[int]) -> Matcher:
+        """A matcher at the beginning; `stop_ids` end the request."""
         ...
 
 
@@ -120,7 +141,7 @@ class Request:
     seed: int  # params.seed, or the one drawn for it; 0 <= seed < 2**64
     namespace: str = ""  # prefixes are shared only inside one namespace
     arrived_s: float = 0.0  # time.monotonic() when the server saw it
-    grammar: Grammar | None = None  # what the output must be
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from engine.waiting import Waiting, WaitingQueue
 
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
-NOT_IN_GRAMMAR: Final = "The output left the grammar that was asked for."
 CANDIDATES: Final = 64  # of the queue, looked at for one step
 
 
@@ -196,13 +195,20 @@ class Scheduler:
             row = self.admission.try_admit(waiting)
             if row is Refusal.NO_ROOM:
                 return  # nobody overtakes it, or it might wait for ever
-            if row is not Refusal.SIBLING:
-                self.waiting.remove(waiting.request.id)
-                self._prefilling.append(row)
-                rules = self.admission.rules_of(row, waiting)
-                self.constraints.begin(row, waiting)
-                draft.join(row, waiting.request, self._rows.pages_of(row), rules)
+            if row is not Refusal.SIBLING and self._start(row, waiting, draft):
                 budget -= self._add_chunk(row, budget, draft)
+
+    def _start(self, row: int, waiting: Waiting, draft: Draft) -> bool:
+        """Moves a request from the queue to the row it was given; False where it fails at once."""
+        self.waiting.remove(waiting.request.id)
+        self._prefilling.append(row)
+        error = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
+        if error is not None:
+            self.end(waiting.request.id, Finish.ERROR, error)
+            return False
+        rules = self.admission.rules_of(row, waiting)
+        draft.join(row, waiting.request, self._rows.pages_of(row), rules)
+        return True
 
     def _add_chunk(self, row: int, budget: int, draft: Draft) -> int:
         """Puts up to `budget` prompt tokens of the row into the step; returns how many."""
@@ -244,9 +250,9 @@ class Scheduler:
         finishes = np.where(positions + 1 >= rows.limit[sampled], Finish.LENGTH, Finish.NONE)
         finishes = np.where(stopped, Finish.STOP, finishes).astype(np.uint8)
         request_ids = rows.request_ids[sampled]
-        refused = self.constraints.refused(sampled, token_ids, stopped)
-        finishes[refused] = Finish.ERROR
-        errors = tuple((int(request_ids[index]), NOT_IN_GRAMMAR) for index in refused)
+        failed = self.constraints.commit(sampled, token_ids, finishes != Finish.NONE)
+        finishes[[index for index, _ in failed]] = Finish.ERROR
+        errors = tuple((int(request_ids[index]), error) for index, error in failed)
         told = () if logprobs is None else self._commit_logprobs(plan, logprobs)
         started = self._commit_prefilled(plan.prefilled_rows)
         for row in sampled[finishes != Finish.NONE].tolist():

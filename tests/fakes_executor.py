@@ -5,6 +5,7 @@ table, so that one page too early, too late or in the wrong place changes what c
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,12 +60,12 @@ class FakeGrammar:
         rest = sum(output) % self.modulus
         return {token for token in range(VOCAB) if token % self.modulus == rest}
 
-    def matcher(self) -> "FakeMatcher":
+    def matcher(self, stop_ids: Sequence[int]) -> "FakeMatcher":
         return FakeMatcher(self)
 
 
 class FakeMatcher:
-    """Satisfies engine.constraints.Matcher."""
+    """Satisfies engine.request.Matcher."""
 
     mask_words = -(-VOCAB // 32)
 
@@ -72,10 +73,10 @@ class FakeMatcher:
         self._grammar = grammar
         self._output: list[int] = []
 
-    def fill_mask(self, words: Int32Array) -> None:
+    def fill_mask(self, row: Int32Array) -> None:
         bits = np.zeros(32 * self.mask_words, np.bool_)
         bits[list(self._grammar.allowed(self._output))] = True
-        words[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        row[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def accept(self, token_id: int) -> bool:
         fits = token_id in self._grammar.allowed(self._output)

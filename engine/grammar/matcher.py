@@ -12,15 +12,12 @@ from typing import Final
 import llguidance
 import numpy as np
 
+from engine.errors import MatchError
 from engine.grammar.library import LibraryError, fill
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Int32Array
 
 _ONE: Final = np.uint32(1)
-
-
-class MatchError(Exception):
-    """The library cannot go on with this output; the request ends with an error."""
 
 
 class CompiledGrammar:
@@ -57,6 +54,11 @@ class Matcher:
         self._ending_ids = eos_ids.union(stop_ids)
         self._stop_ids = tuple(sorted(self._ending_ids - eos_ids))
         self._ended_by_id = False
+
+    @property
+    def mask_words(self) -> int:
+        """Length of a mask's row."""
+        return self._grammar.vocabulary.mask_words
 
     @property
     def is_complete(self) -> bool:

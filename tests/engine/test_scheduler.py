@@ -1,11 +1,14 @@
 """The scheduler's decisions, one at a time, over an executor whose tokens can be checked."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import pytest
 
 from engine.cache_factory import build_prefix_cache
+from engine.constraints import NOT_IN_GRAMMAR
+from engine.errors import MatchError
 from engine.forecast import OutputForecast
 from engine.pages import PagePool
 from engine.request import Finish, Int32Array, Request, SamplingParams, StepOutput
@@ -341,19 +344,45 @@ def test_a_row_with_a_grammar_waits_for_its_token_and_nobody_else_does() -> None
     assert rig.tokens[1] == expected_output(prompt_of(5), 12)
 
 
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(
+    overlap: bool, fails_at: int
+) -> None:
+    class Failing(FakeMatcher):
+        masks = 0
+
+        def fill_mask(self, row: Int32Array) -> None:
+            super().fill_mask(row)
+            self.masks += 1
+            if self.masks > fails_at:
+                raise MatchError("too much")
+
+    class Grammar(FakeGrammar):
+        def matcher(self, stop_ids: Sequence[int]) -> FakeMatcher:
+            return Failing(self)
+
+    rig = Rig(overlap=overlap)
+    rig.submit(1, prompt_of(5), 12, grammar=Grammar(3))
+    rig.submit(2, prompt_of(6, seed=2), 12)
+    rig.drain()
+    assert rig.finishes == {1: Finish.ERROR, 2: Finish.LENGTH}
+    assert rig.errors == {1: "too much"}
+    assert len(rig.tokens[1]) == fails_at
+    assert rig.tokens[2] == expected_output(prompt_of(6, seed=2), 12)
+
+
 def test_an_output_that_left_its_grammar_ends_with_an_error() -> None:
     class Forgetful(FakeMatcher):
         def accept(self, token_id: int) -> bool:
             return False
 
     class Grammar(FakeGrammar):
-        def matcher(self) -> FakeMatcher:
+        def matcher(self, stop_ids: Sequence[int]) -> FakeMatcher:
             return Forgetful(self)
 
-    rig = Rig(overlap=True)
+    rig = Rig()
     rig.submit(1, prompt_of(5), 12, grammar=Grammar(3))
-    rig.submit(2, prompt_of(6, seed=2), 12)
     rig.drain()
-    assert rig.finishes == {1: Finish.ERROR, 2: Finish.LENGTH}
-    assert rig.errors == {1: "The output left the grammar that was asked for."}
-    assert len(rig.tokens[1]) == 1
+    assert rig.finishes == {1: Finish.ERROR}
+    assert rig.errors == {1: NOT_IN_GRAMMAR}
