@@ -110,9 +110,7 @@ def _fill(shop: Workshop, environment: Environment) -> None:
             "Make room, or choose another place with XDG_CACHE_HOME=/some/folder.",
         )
     if environment.interpreter.free_threaded and shutil.which("cargo") is None:
-        raise CannotCompile(
-            f"{', '.join(_FROM_SOURCE)} need cargo (apt install cargo, or rustup)"
-        )
+        raise CannotCompile(f"{', '.join(_FROM_SOURCE)} need cargo (apt install cargo, or rustup)")
     # An interrupted pip leaves packages that look installed: unpacking always starts afresh.
     command = [environment.interpreter.executable, "-m", "venv", "--clear", str(environment.folder)]
     shop.run(f"Creating {environment.folder}", command, log="packages")
