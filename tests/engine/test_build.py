@@ -75,7 +75,10 @@ def test_a_pool_that_no_memory_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"vocab_size": 1 << 21, "hidden_size": 1 << 18}, {"max_position_embeddings": 2**31 - 1}],
+    [
+        {"vocab_size": 1 << 21, "hidden_size": 1 << 18, "num_attention_heads": 1 << 10},
+        {"max_position_embeddings": 2**31 - 1},
+    ],
     ids=str,
 )
 def test_a_model_that_no_memory_holds(tmp_path: Path, changes: dict[str, Any]) -> None:
