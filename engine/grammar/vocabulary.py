@@ -29,9 +29,10 @@ class Vocabulary:
         """Takes a second for 150,000 tokens. Raises ModelError where the library cannot read it."""
         self.width = width
         self.mask_words = -(-width // _WORD_BITS)
-        self.eos_ids = tuple(sorted({each for each in eos_ids if 0 <= each < width}))
+        known = min(width, max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+        self.eos_ids = tuple(sorted({each for each in eos_ids if 0 <= each < known}))
         if not self.eos_ids:
-            raise ModelError("the model has no EOS id, so no grammar could end its output")
+            raise ModelError(f"none of the EOS ids {list(eos_ids)} is in the tokenizer")
         self.text = _below(backend, width)
         self.library = load(self.text, width, self.eos_ids)
         added = backend.get_added_tokens_decoder()

@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
+from engine.errors import MatchError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.library import LibraryError, compile_text, fill
-from engine.grammar.matcher import CompiledGrammar, Matcher, MatchError
+from engine.grammar.matcher import CompiledGrammar, Matcher
 from engine.grammar.spec import (
     Choice,
     Grammar,
