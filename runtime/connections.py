@@ -53,6 +53,7 @@ class Connection(TCPServer):
                 self.protocol = Protocols(
                     None if tls is None else tls.selected_alpn_protocol(),
                     self._stall_timeout_s,
+                    lambda: self.reader.at_eof() or self.writer.is_closing(),
                     self.app,
                     self.config,
                     self.context,
@@ -89,18 +90,20 @@ class Connection(TCPServer):
 
     async def _drop_rest(self) -> None:
         """Reads on after a refusal: closing with bytes unread would be a reset, and undo it."""
-        if self.writer.can_write_eof():
-            self.writer.write_eof()
         try:
+            if self.writer.can_write_eof():
+                self.writer.write_eof()
             async with asyncio.timeout(_LINGER_S):
                 while await self.reader.read(MAX_RECV):
                     pass
         except OSError:
-            pass  # TimeoutError too
+            pass  # the client has gone, or (a TimeoutError) does not stop
 
     async def _read_data(self) -> None:
         try:
             await super()._read_data()
+        except ConnectionResetError:
+            await self.protocol.handle(Closed())
         finally:
             self._is_over = True
         # The idle timer is a task that the connection's end would wait for.

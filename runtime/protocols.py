@@ -12,14 +12,16 @@ Knows neither sockets nor routes.
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import h2.events
 import h11
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
+from hypercorn.asyncio.worker_context import EventWrapper
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Event as StreamEvent
@@ -31,6 +33,9 @@ from httpd.errors import error_body
 from httpd.service import Rejected
 from httpd.text import json_bytes, shown
 
+_SHOWN_CHARS: Final = 120
+_LOOK_S: Final = 0.25  # between two looks whether a client has left; within the promise of 1 s
+
 # Streams that have something to send, or had just now. Those alive are limited by h2; these also
 # count streams that were opened and reset since the sending task ran: about 2,500 a read.
 _MAX_SENDING: Final = 1 << 20
@@ -39,25 +44,49 @@ _MAX_SENDING: Final = 1 << 20
 class Protocols(ProtocolWrapper):
     """The protocol of one connection. Owned by the HTTP loop."""
 
-    def __init__(self, alpn: str | None, stall_timeout_s: float, *made_with: Any) -> None:
+    def __init__(
+        self,
+        alpn: str | None,
+        stall_timeout_s: float,
+        has_client_left: Callable[[], bool],
+        *made_with: Any,
+    ) -> None:
         """alpn             what TLS agreed on; else the client's preface may say HTTP/2
         stall_timeout_s  for the client of an HTTP/2 stream to take what is sent
+        has_client_left  as far as can be seen without reading
         made_with        the arguments of Hypercorn's protocols
         """
-        self._made_with = stall_timeout_s, *made_with
-        self.protocol = Http2(*self._made_with) if alpn == "h2" else Http1(*made_with)
+        self._http2 = partial(Http2, stall_timeout_s, *made_with)
+        self.protocol = self._http2() if alpn == "h2" else Http1(has_client_left, *made_with)
 
     async def handle(self, event: Event) -> None:
+        """Raises ConnectionResetError where the client left while its requests waited."""
         try:
             await self.protocol.handle(event)
         except H2ProtocolAssumedError as preface:
-            self.protocol = Http2(*self._made_with)
+            self.protocol = self._http2()
             await self.protocol.initiate()
             await self.protocol.handle(RawData(preface.data))
 
 
 class Http1(H11Protocol):
     """One connection's HTTP/1.1. Owned by the HTTP loop."""
+
+    def __init__(self, has_client_left: Callable[[], bool], *made_with: Any) -> None:
+        super().__init__(*made_with)
+        self.can_read = Pause(has_client_left)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Knows no upgrade: a request for web sockets is answered as the request that it is."""
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=headers,
+                http_version=request.http_version,
+            )
+        )
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Knows HTTP/2 by its preface alone; RFC 9113 took the upgrade to it back."""
@@ -81,7 +110,28 @@ class Http1(H11Protocol):
             message = f"The request's headers have at least {come} bytes; the limit is {limit}."
             return Rejected(status, message, code="headers_too_large")
         code = "unsupported_transfer_encoding" if status == 501 else "invalid_http"
+        why = why[:_SHOWN_CHARS]  # it may end with what the client has sent
         return Rejected(status, f"The request is not valid HTTP/1.1: {why}.", code=code)
+
+
+class Pause(EventWrapper):
+    """Set while requests are read: not with one that waits for the response to another.
+
+    Owned by the HTTP loop.
+    """
+
+    def __init__(self, has_client_left: Callable[[], bool]) -> None:
+        super().__init__()
+        self._has_client_left = has_client_left
+
+    async def wait(self) -> None:
+        """Raises ConnectionResetError where the client leaves meanwhile: no read would tell."""
+        while not self.is_set():
+            if self._has_client_left():
+                raise ConnectionResetError("the client left its requests")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await super().wait()
 
 
 class Http2(H2Protocol):
@@ -104,19 +154,23 @@ class Http2(H2Protocol):
             await self.send(Closed())  # h2 sends nothing any more, an answer to these least of all
             return
         for event in events:
-            if isinstance(event, h2.events.PriorityUpdated):
-                continue  # RFC 9113 took priorities back
-            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
-                size = event.flow_controlled_length  # its response is complete
-                self.connection.acknowledge_received_data(size, event.stream_id)
-                continue
-            if isinstance(event, h2.events.RequestReceived):
-                wrong = _wrong_pseudo_header(dict(event.headers))
-                if wrong is not None:
-                    self._refuse(event.stream_id, wrong)
-                    continue
-            await super()._handle_events([event])
+            with suppress(ProtocolError):  # its stream was reset right behind it, in the same read
+                await self._handle_event(event)
         await self._flush()
+
+    async def _handle_event(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.PriorityUpdated):
+            return  # RFC 9113 took priorities back
+        if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+            size = event.flow_controlled_length  # its response is complete
+            self.connection.acknowledge_received_data(size, event.stream_id)
+            return
+        if isinstance(event, h2.events.RequestReceived):
+            wrong = _wrong_pseudo_header(dict(event.headers))
+            if wrong is not None:
+                self._refuse(event.stream_id, wrong)
+                return
+        await super()._handle_events([event])
 
     def _refuse(self, stream_id: int, wrong: Rejected) -> None:
         """Answers a request that the app cannot be shown."""

@@ -1,8 +1,9 @@
-"""HTTP/1.1 that is none: its client is told so, whatever it still sends."""
+"""HTTP/1.1 byte by byte: what is none is told so, and odd ways to ask are answered."""
 
 import json
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from http.client import HTTPResponse
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server_process import ServerProcess, serving
+from tests.server_process import ServerProcess, body, serving
 
 TLS = Path(__file__).parent / "tls"
 
@@ -108,3 +109,51 @@ def test_what_is_no_http_is_told_so_over_tls() -> None:
             response.begin()
             error = json.loads(response.read())["error"]
         assert (response.status, error["code"]) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_client_that_leaves_with_a_request_waiting(server: ServerProcess, resets: bool) -> None:
+    """Nothing is read behind that request, so that no read tells of the client's end."""
+    asked = json.dumps(body("endless", max_tokens=4000)).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(asked)
+    with server.connect() as peer:
+        peer.sendall(head + asked + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        while server.occupancy()["running"] < 1:
+            pass
+        if resets:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.wait_at_rest()
+
+
+def test_requests_that_wait_are_answered_in_order(server: ServerProcess) -> None:
+    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with server.connect() as peer:
+        peer.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + last)
+        answers = read_all(peer).split(b"HTTP/1.1 200")[1:]
+    assert [b'"state"' in answer for answer in answers] == [True, True, True, False]
+    assert b'"version"' in answers[-1]
+
+
+@pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b"Websocket"])
+def test_an_upgrade_is_ignored(server: ServerProcess, upgrade: bytes) -> None:
+    with server.connect() as peer:
+        peer.sendall(
+            b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: "
+            + upgrade + b"\r\nsec-websocket-version: 13\r\nsec-websocket-key: !\r\n\r\n"
+        )  # fmt: skip
+        status, _, error = told(read_all(peer))
+    assert (status, error["code"]) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize("more", [
+    b"transfer-encoding: chunked\r\ntrailer: x-t\r\n\r\n%x;a=b\r\n%s\r\n0\r\nx-t: 1\r\n\r\n",
+    b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n%s",
+])  # fmt: skip
+def test_ways_to_send_a_body(server: ServerProcess, more: bytes) -> None:
+    asked = json.dumps(body("hello")).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    with server.connect() as peer:
+        peer.sendall(head + more % (len(asked), asked))
+        answer = read_all(peer)
+    assert answer.startswith(b"HTTP/1.1 100 ") == (b"expect" in more)
+    assert b'"text":"hellohel"' in answer

@@ -121,6 +121,18 @@ def test_a_bad_stream_fails_alone(server: ServerProcess, name: str, ends: bool) 
             assert text.startswith(f"{stream_id}")
 
 
+def test_a_bad_stream_that_is_reset_at_once(server: ServerProcess) -> None:
+    with Http2Client(server) as client:
+        for stream_id in (1, 3):
+            headers = [(b":method", b"GET"), (b":path", b"/\xff"), (b":scheme", b"http"),
+                       (b":authority", b"x")]  # fmt: skip
+            client.protocol.send_headers(stream_id, headers, end_stream=stream_id == 1)
+            client.protocol.reset_stream(stream_id)
+        client.ask(5, path=b"/health", method=b"GET")
+        client.wait(5)
+        assert client.statuses == {5: 200}
+
+
 def test_a_bad_stream_without_a_window_is_reset(server: ServerProcess) -> None:
     with Http2Client(server) as client:
         client.protocol.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
@@ -151,6 +163,8 @@ def test_a_response_before_the_end_of_its_request(server: ServerProcess) -> None
         client.ask(3, json.dumps(body("hello")).encode())
         client.wait(1, 3)
         assert client.statuses == {1: 404, 3: 200}
+        while not client.resets:  # it is sent after the response's end
+            client.receive()
         assert client.resets == {1: h2.errors.ErrorCodes.NO_ERROR}
 
 
