@@ -27,7 +27,7 @@ from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
-from priority import PriorityTree
+from priority.priority import PriorityTree
 
 from httpd.errors import error_body
 from httpd.service import Rejected
