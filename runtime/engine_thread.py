@@ -26,6 +26,7 @@ from runtime.channel import Receiver, Sender
 from runtime.detokenizer_thread import TextMaker
 from runtime.inbox import Inbox, Wakeup
 from runtime.latest import Latest
+from runtime.lifecycle import GrammarSource
 from runtime.messages import ModelFacts
 from runtime.tokenizer_pool import Encoder
 from runtime.worker import TICK_S, OperatorError, Pulse, Stopped
@@ -69,6 +70,7 @@ class Loaded:
     facts: ModelFacts
     encoder: Encoder
     detokenizer: TextMaker  # handed on to the detokenizer thread
+    grammars: GrammarSource
 
 
 Load = Callable[[Progress], tuple[ServedEngine, Loaded]]

@@ -8,8 +8,10 @@ Rules
 
 import threading
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
+from engine.grammar.spec import GrammarSpec
+from engine.request import CompiledGrammar
 from httpd.service import ModelCard, State
 from runtime.inbox import Wakeup
 
@@ -31,6 +33,16 @@ class Failure:
     is_hang: bool = False  # nobody raised anything: the threads' stacks are yet to be looked at
 
 
+class GrammarSource(Protocol):
+    """What is asked of `engine.grammar.compiler.GrammarCompiler`. Safe from any thread."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """May take seconds. Raises `engine.grammar.spec.GrammarError`."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Lifecycle:
     """The server's phase. Safe from any thread.
 
@@ -42,6 +54,7 @@ class Lifecycle:
         self._state = State.LOADING  # guarded by _lock
         self._stopping = False  # guarded by _lock
         self._card: ModelCard | None = None  # guarded by _lock
+        self._grammars: GrammarSource | None = None  # guarded by _lock
         self._failure: Failure | None = None  # guarded by _lock
         self._wakeups: tuple[Wakeup, ...] = ()  # guarded by _lock
 
@@ -68,12 +81,17 @@ class Lifecycle:
         with self._lock:
             self._wakeups += (wakeup,)
 
-    def ready(self, card: ModelCard) -> bool:
+    @property
+    def grammars(self) -> GrammarSource | None:
+        """What compiles grammars, None before READY."""
+        return self._grammars
+
+    def ready(self, card: ModelCard, grammars: GrammarSource) -> bool:
         """Opens the API; False where the server is already on its way out."""
         with self._lock:
             if State.READY not in _NEXT[self._state]:
                 return False
-            self._card = card
+            self._card, self._grammars = card, grammars
             self._state = State.READY
         self._signal()
         return True

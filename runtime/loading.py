@@ -5,11 +5,16 @@ Importing this module brings torch along, which takes seconds: /health answers i
 
 import logging
 import time
+from functools import partial
 
 from engine.build import build_engine
 from engine.core import Engine
 from engine.detokenizer import Detokenizer
 from engine.errors import ModelError
+from engine.generation_config import eos_ids
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.on_demand import GrammarsOnDemand
+from engine.grammar.vocabulary import Vocabulary
 from engine.request import Finish, Request, SamplingParams, TextPrompt
 from engine.tokenizer import Tokenizer
 from httpd.service import ModelCard
@@ -50,7 +55,13 @@ def load_engine(config: ServerConfig, progress: Progress) -> tuple[Engine, Loade
         has_chat_template=tokenizer.has_chat_template,
     )
     told = ModelFacts(card, kv_tokens=facts.kv_tokens, device=facts.device, dtype=facts.dtype)
-    return engine, Loaded(told, tokenizer, Detokenizer(tokenizer))
+    grammars = GrammarsOnDemand(partial(_grammar_compiler, config, tokenizer, facts.vocab_size))
+    return engine, Loaded(told, tokenizer, Detokenizer(tokenizer), grammars)
+
+
+def _grammar_compiler(config: ServerConfig, tokenizer: Tokenizer, width: int) -> GrammarCompiler:
+    eos = eos_ids(config.engine.model)
+    return GrammarCompiler(Vocabulary(tokenizer.backend, width, eos))
 
 
 def _warm_up(engine: Engine, tokenizer: Tokenizer) -> None:

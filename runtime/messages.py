@@ -5,34 +5,35 @@ What the engine and the detokenizer exchange is in engine.request. All are froze
 
 from dataclasses import dataclass
 
-from engine.request import Prompt, SamplingParams
+from engine.request import CompiledGrammar, Prompt, SamplingParams
 from httpd.service import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A checked request on its way to a tokenizer thread."""
+    """A checked prompt on its way to a tokenizer thread: one request for each of `params`."""
 
-    id: int
+    ids: tuple[int, ...]
     prompt: Prompt
-    params: SamplingParams
-    max_tokens_given: bool  # False: params.max_new_tokens is cut to the context's rest
+    params: tuple[SamplingParams, ...]  # as many as ids; all of the same max_new_tokens
+    max_tokens_given: bool  # False: max_new_tokens is cut to the context's rest
     arrived_s: float  # time.monotonic()
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request was sent to the engine."""
+    """The requests were sent to the engine."""
 
-    id: int
+    ids: tuple[int, ...]
     prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request goes no further; the fields of `httpd.service.Rejected`."""
+    """The requests go no further; the fields of `httpd.service.Rejected`."""
 
-    id: int
+    ids: tuple[int, ...]
     status: int
     message: str
     param: str | None = None

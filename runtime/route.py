@@ -111,4 +111,6 @@ def _merged(deltas: list[Delta]) -> Delta:
         last,
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        scores=tuple(chain.from_iterable(delta.scores for delta in deltas)),
+        prompt=deltas[0].prompt,  # it comes with the first
     )

@@ -81,7 +81,7 @@ class Server:
         )
         self._tokenizers: list[Worker] = []  # and the detokenizer: started once the model is there
         self._detokenizers: list[Worker] = []
-        self._facts: ModelFacts | None = None
+        self._loaded: Loaded | None = None
         self._signals = 0
 
     def _http_loop(self, listening: socket.socket, version: str) -> HttpLoop:
@@ -134,14 +134,14 @@ class Server:
     def _open_when_loaded(self) -> None:
         loaded = self._rings.loaded.receiver.try_pop()
         if loaded is not None:
-            self._facts = loaded.facts
+            self._loaded = loaded
             self._start_text_workers(loaded)
-        if self._facts is None or any(w.pulse.last_beat_s is None for w in self._workers):
+        if self._loaded is None or any(w.pulse.last_beat_s is None for w in self._workers):
             return
         gc.collect()
         gc.freeze()  # what lives as long as the server is never looked at again
-        if self._lifecycle.ready(self._facts.card):
-            self._on_ready(self._facts)
+        if self._lifecycle.ready(self._loaded.facts.card, self._loaded.grammars):
+            self._on_ready(self._loaded.facts)
 
     def _start_text_workers(self, loaded: Loaded) -> None:
         rings, limit = self._rings, loaded.facts.card.max_model_len
@@ -163,7 +163,7 @@ class Server:
     def _end(self) -> Outcome:
         self._lifecycle.stop()
         self._watchdog.arm(_JOIN_S + _LAST_RESORT_S)
-        is_loading = self._facts is None  # which cannot be interrupted everywhere
+        is_loading = self._loaded is None  # which cannot be interrupted everywhere
         left = self._join(_FAILED_JOIN_S if is_loading else _JOIN_S)
         if left and not is_loading:
             log.critical("threads that did not end: %s\n%s", ", ".join(left), all_stacks())
@@ -193,6 +193,8 @@ class Server:
 
     def _close(self, left: list[str]) -> bool:
         self._watchdog.disarm()
+        if self._loaded is not None:
+            self._loaded.grammars.close()
         if not left:  # whoever still runs may use them
             for wakeup in self._rings.wakeups:
                 wakeup.close()

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core import EngineStats
-from engine.request import Delta, Finish, Prompt, SamplingParams
-from httpd.service import ModelCard, Occupancy, Rejected, State
+from engine.grammar.spec import GrammarError
+from engine.request import CompiledGrammar, Delta, Finish, Prompt, SamplingParams
+from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
 from runtime.channel import Receiver, Sender
 from runtime.gil import is_gil_enabled
 from runtime.latest import Latest
@@ -79,32 +80,54 @@ class ThreadedService:
         )
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool
-    ) -> Route:
-        route = self._open()
-        submission = Submission(route.id, prompt, params, max_tokens_given, time.monotonic())
+        self,
+        prompt: Prompt,
+        params: tuple[SamplingParams, ...],
+        *,
+        max_tokens_given: bool,
+        constraint: Constraint | None = None,
+    ) -> tuple[Route, ...]:
+        grammar = None if constraint is None else await self._compile(constraint)
+        routes = self._open(len(params))
+        ids = tuple(route.id for route in routes)
+        submission = Submission(ids, prompt, params, max_tokens_given, time.monotonic(), grammar)
         shortest = min(range(len(self._encoding)), key=self._encoding.__getitem__)
         self._encoding[shortest] += 1
         self._send(self._rings.submissions[shortest], submission)
         try:
-            await route.wait_verdict()
+            await routes[0].wait_verdict()  # which is that of all
         except asyncio.CancelledError:
-            route.abort()
+            for route in routes:
+                route.abort()
             raise
-        return route
+        return routes
 
-    def _open(self) -> Route:
+    async def _compile(self, constraint: Constraint) -> CompiledGrammar:
+        """Raises `Rejected`. On a thread of its own: a hostile grammar takes seconds."""
+        compiler = self._lifecycle.grammars
+        assert compiler is not None, "grammars are compiled once the server is ready"
+        try:
+            return await asyncio.to_thread(compiler.compile, constraint.spec)
+        except GrammarError as error:
+            if error.transient:
+                raise Rejected(503, error.message, code="busy", retry_after_s=1) from None
+            raise Rejected(
+                400, f"Invalid '{constraint.param}': {error.message}.",
+                param=constraint.param, code="invalid_grammar",
+            ) from None  # fmt: skip
+
+    def _open(self, count: int) -> tuple[Route, ...]:
         state = self._lifecycle.state
         if state is not State.READY:
             message = f"The server is {state.value}; it does not take requests now."
             raise Rejected(503, message, code=state.value)
-        if len(self._routes) >= self._max_requests:
+        if len(self._routes) + count > self._max_requests:
             message = f"The server has {self._max_requests} requests, which is its limit."
             raise Rejected(503, message, code="queue_full", retry_after_s=1)
-        route = Route(next(self._ids), self._abort)
-        self._routes[route.id] = route
+        routes = tuple(Route(next(self._ids), self._abort) for _ in range(count))
+        self._routes.update((route.id, route) for route in routes)
         self._none_left.clear()
-        return route
+        return routes
 
     # What comes from the other threads
 
@@ -120,19 +143,21 @@ class ThreadedService:
                 self._on_delta(delta)
 
     def _on_verdict(self, verdict: Verdict) -> None:
-        route = self._routes.get(verdict.id)
-        if route is None:
-            return  # it ended with the server: see fail_all
-        if isinstance(verdict, Accepted):
-            route.accept(verdict.prompt_tokens)
-            if route.abort_wanted and not route.finished:
-                self._send(self._rings.aborts, route.id)
-        else:
-            reason = Rejected(
-                verdict.status, verdict.message, param=verdict.param, code=verdict.code
-            )
-            route.refuse(reason)
-        self._drop_if_over(route)
+        for request_id in verdict.ids:
+            route = self._routes.get(request_id)
+            if route is None:
+                continue  # it ended with the server: see fail_all
+            if isinstance(verdict, Accepted):
+                route.accept(verdict.prompt_tokens)
+                if route.abort_wanted and not route.finished:
+                    self._send(self._rings.aborts, route.id)
+            else:
+                route.refuse(
+                    Rejected(
+                        verdict.status, verdict.message, param=verdict.param, code=verdict.code
+                    )
+                )
+            self._drop_if_over(route)
 
     def _on_delta(self, delta: Delta) -> None:
         route = self._routes.get(delta.request_id)

@@ -1,6 +1,6 @@
-"""The tokenizer threads: a checked prompt becomes a request for the engine, or a refusal.
+"""The tokenizer threads: a checked prompt becomes requests for the engine, or a refusal.
 
-Guarantees: each submission is answered once; an acceptance follows its request's push. Knows no
+Guarantees: each submission is answered once; an acceptance follows its requests' push. Knows no
 HTTP beyond the fields of a refusal.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engine.errors import PromptError
-from engine.request import ChatPrompt, Int32Array, Prompt, Request, SamplingParams
+from engine.request import ChatPrompt, Int32Array, Prompt, Request
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
 from runtime.messages import Accepted, Refused, Submission, Verdict
@@ -59,45 +59,50 @@ class TokenizerLoop:
     def _answer(self, submission: Submission, pulse: Pulse) -> None:
         made = self._encode(submission)
         verdict: Verdict
-        if isinstance(made, Request):
-            pulse.push(self._rings.requests, made)
-            verdict = Accepted(made.id, len(made.prompt_ids))
-        else:
+        if isinstance(made, Refused):
             verdict = made
+        else:
+            for request in made:
+                pulse.push(self._rings.requests, request)
+            verdict = Accepted(submission.ids, len(made[0].prompt_ids))
         pulse.push(self._rings.verdicts, verdict)
 
-    def _encode(self, submission: Submission) -> Request | Refused:
+    def _encode(self, submission: Submission) -> list[Request] | Refused:
+        """The submission's requests, which share the prompt's ids."""
         try:
             prompt_ids = self._encoder.encode_prompt(submission.prompt)
         except PromptError as error:
-            return Refused(submission.id, 400, error.message, error.param, "invalid_prompt")
+            return Refused(submission.ids, 400, error.message, error.param, "invalid_prompt")
         except (Stopped, SystemExit, KeyboardInterrupt):
             raise
         except BaseException:  # a panic in Rust is no Exception, and this prompt's alone
-            log.exception("request %d cannot be encoded", submission.id)
+            log.exception("request %d cannot be encoded", submission.ids[0])
             message = "The server failed to encode this prompt."
-            return Refused(submission.id, 500, message, code="internal_error")
-        params = self._fitted(submission, len(prompt_ids))
-        if params is None:
+            return Refused(submission.ids, 500, message, code="internal_error")
+        max_new_tokens = self._fitted(submission, len(prompt_ids))
+        if max_new_tokens is None:
             return self._too_long(submission, len(prompt_ids))
-        return Request(
-            id=submission.id,
-            prompt_ids=prompt_ids,
-            params=params,
-            seed=params.draw_seed(),
-            arrived_s=submission.arrived_s,
-        )
+        return [
+            Request(
+                id=request_id,
+                prompt_ids=prompt_ids,
+                params=replace(params, max_new_tokens=max_new_tokens),
+                seed=params.draw_seed(),
+                arrived_s=submission.arrived_s,
+                grammar=submission.grammar,
+            )
+            for request_id, params in zip(submission.ids, submission.params, strict=True)
+        ]
 
-    def _fitted(self, submission: Submission, prompt_tokens: int) -> SamplingParams | None:
-        """The parameters with a length that the context has room for; None: it has none."""
-        room = self._max_model_len - prompt_tokens
+    def _fitted(self, submission: Submission, prompt_tokens: int) -> int | None:
+        """A number of new tokens that the context has room for; None: it has none."""
+        room, wanted = self._max_model_len - prompt_tokens, submission.params[0].max_new_tokens
         if not submission.max_tokens_given:
-            fitted = min(room, submission.params.max_new_tokens)
-            return replace(submission.params, max_new_tokens=fitted) if room > 0 else None
-        return submission.params if submission.params.max_new_tokens <= room else None
+            return min(room, wanted) if room > 0 else None
+        return wanted if wanted <= room else None
 
     def _too_long(self, submission: Submission, prompt_tokens: int) -> Refused:
-        wanted = submission.params.max_new_tokens if submission.max_tokens_given else 1
+        wanted = submission.params[0].max_new_tokens if submission.max_tokens_given else 1
         message = (
             f"This model's maximum context length is {self._max_model_len} tokens, but "
             f"{prompt_tokens + wanted} are asked for: {prompt_tokens} in the prompt and "
@@ -105,4 +110,4 @@ class TokenizerLoop:
             "Shorten the prompt or lower the number of new tokens."
         )
         param = "messages" if isinstance(submission.prompt, ChatPrompt) else "prompt"
-        return Refused(submission.id, 400, message, param, "context_length_exceeded")
+        return Refused(submission.ids, 400, message, param, "context_length_exceeded")

@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.core import EngineStats
 from engine.errors import PromptError
+from engine.grammar.spec import GrammarError, GrammarSpec, Regex
 from engine.request import (
     ChatPrompt,
     Delta,
@@ -30,6 +31,7 @@ from engine.request import (
 from httpd.service import ModelCard
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.messages import ModelFacts
+from tests.fakes_executor import FakeGrammar
 
 MAX_MODEL_LEN = 4096
 CARD = ModelCard(
@@ -228,6 +230,23 @@ class _Fault:
         return -1
 
 
+class FakeGrammars:
+    """Satisfies runtime.lifecycle.GrammarSource: knows one pattern, and none else."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def compile(self, spec: GrammarSpec) -> FakeGrammar:
+        if spec == Regex("busy"):
+            raise GrammarError("too many grammars are being tried", transient=True)
+        if spec != Regex("known"):
+            raise GrammarError("the grammar is not supported")
+        return FakeGrammar(3)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 def fake_load(
     engine: FakeEngine | None = None,
     gate: threading.Event | None = None,
@@ -241,6 +260,8 @@ def fake_load(
         progress("loading bytes", 1.0)
         if error is not None:
             raise error
-        return engine or FakeEngine(), Loaded(FACTS, FakeEncoder(), FakeTextMaker())
+        return engine or FakeEngine(), Loaded(
+            FACTS, FakeEncoder(), FakeTextMaker(), FakeGrammars()
+        )  # fmt: skip
 
     return load

@@ -5,10 +5,11 @@ is called on the HTTP loop and none blocks it.
 """
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.grammar.spec import GrammarSpec
 from engine.request import Delta, Prompt, SamplingParams
 
 
@@ -62,6 +63,14 @@ class Rejected(Exception):
         self.retry_after_s = retry_after_s
 
 
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an output must be, and which field of the body asks for it."""
+
+    spec: GrammarSpec
+    param: str
+
+
 class Generation(Protocol):
     """One accepted request on its way. Owned by the HTTP loop."""
 
@@ -92,14 +101,19 @@ class Service(Protocol):
         ...
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool
-    ) -> Generation:
-        """Tokenizes and queues a request.
+        self,
+        prompt: Prompt,
+        params: tuple[SamplingParams, ...],
+        *,
+        max_tokens_given: bool,
+        constraint: Constraint | None = None,
+    ) -> Sequence[Generation]:
+        """Tokenizes a prompt and queues a generation for each of `params`.
 
-        Where `max_tokens_given` is False, `params.max_new_tokens` is a default: it is cut to what
-        the context leaves. Where it is True, what does not fit is refused. Raises `Rejected`:
-        context_length_exceeded, an empty prompt, ids out of the vocabulary, a template that
-        raises, a full queue (503), draining (503).
-        If the caller is cancelled while it waits, the request is aborted.
+        Where `max_tokens_given` is False, `max_new_tokens`, the same in all, is a default: it is
+        cut to what the context leaves. Where it is True, what does not fit is refused. Raises
+        `Rejected`: context_length_exceeded, an empty prompt, ids out of the vocabulary, a template
+        that raises, a grammar that cannot be used, a full queue (503), draining (503).
+        If the caller is cancelled while it waits, all are aborted.
         """
         ...

@@ -1,14 +1,15 @@
 """The service against rings that the test itself empties and fills."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from engine.core import EngineStats
+from engine.grammar.spec import Regex
 from engine.request import Delta, Finish, SamplingParams, TextPrompt
-from httpd.service import Occupancy, Rejected, State
+from httpd.service import Constraint, Occupancy, Rejected, State
 from runtime.channel import Channel
 from runtime.inbox import Wakeup
 from runtime.latest import Latest
@@ -16,7 +17,8 @@ from runtime.lifecycle import Failure, Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.route import Route
 from runtime.service import ServiceRings, ThreadedService
-from tests.fakes_engine import CARD
+from tests.fakes_engine import CARD, FakeGrammars
+from tests.fakes_executor import FakeGrammar
 
 PARAMS = SamplingParams(max_new_tokens=8)
 
@@ -27,7 +29,7 @@ class Bench:
     def __init__(self, *, max_requests: int = 4, threads: int = 2) -> None:
         self.wakeup = Wakeup()
         self.lifecycle = Lifecycle()
-        self.lifecycle.ready(CARD)
+        self.lifecycle.ready(CARD, FakeGrammars())
         pool = range(threads)
         self.submissions = [Channel[Submission](max_requests, self.wakeup) for _ in pool]
         self.verdicts = [Channel[Verdict](8, self.wakeup) for _ in pool]
@@ -45,21 +47,25 @@ class Bench:
 
     async def submit(self, text: str = "hi") -> asyncio.Task[Route]:
         """A submission under way."""
-        waiting = self.service.submit(TextPrompt(text), PARAMS, max_tokens_given=True)
-        task = asyncio.create_task(waiting)
+
+        async def one() -> Route:
+            (route,) = await self.service.submit(TextPrompt(text), (PARAMS,), max_tokens_given=True)
+            return route
+
+        task = asyncio.create_task(one())
         await asyncio.sleep(0)
         return task
 
     async def accepted(self) -> Route:
         task = await self.submit()
-        self.accept(self.submitted()[-1].id)
+        self.accept(self.submitted()[-1].ids[0])
         return await task
 
     def submitted(self) -> list[Submission]:
         return [each for ring in self.submissions for each in ring.receiver.pop_all()]
 
     def accept(self, request_id: int, *, ring: int = 0) -> None:
-        self.verdicts[ring].sender.try_push(Accepted(request_id, 5))
+        self.verdicts[ring].sender.try_push(Accepted((request_id,), 5))
         self.service.take_all()
 
     def tell(self, *deltas: Delta) -> None:
@@ -99,9 +105,9 @@ async def collect(route: Route) -> list[Delta]:
 async def test_a_request_from_submission_to_finish(bench: Bench) -> None:
     task = await bench.submit("hello")
     (submission,) = bench.submitted()
-    assert submission.prompt == TextPrompt("hello") and submission.params is PARAMS
+    assert submission.prompt == TextPrompt("hello") and submission.params == (PARAMS,)
     assert not task.done()
-    bench.accept(submission.id)
+    bench.accept(submission.ids[0])
     route = await task
     assert route.prompt_tokens == 5
     reading = asyncio.create_task(collect(route))
@@ -132,9 +138,9 @@ async def test_all_deltas_before_the_verdict(bench: Bench) -> None:
     """They take another way, and may be faster."""
     task = await bench.submit()
     (submission,) = bench.submitted()
-    bench.tell(delta(submission.id, "x"), delta(submission.id, "y", Finish.STOP, 2))
+    bench.tell(delta(submission.ids[0], "x"), delta(submission.ids[0], "y", Finish.STOP, 2))
     assert bench.service.alive == 1 and not task.done()
-    bench.accept(submission.id)
+    bench.accept(submission.ids[0])
     assert [each.text for each in await collect(await task)] == ["xy"]
 
 
@@ -142,7 +148,7 @@ async def test_all_deltas_before_the_verdict(bench: Bench) -> None:
 async def test_a_refusal_is_raised_and_ends_the_route(bench: Bench) -> None:
     task = await bench.submit()
     (submission,) = bench.submitted()
-    refused = Refused(submission.id, 400, "too long", "messages", "context_length_exceeded")
+    refused = Refused(submission.ids, 400, "too long", "messages", "context_length_exceeded")
     bench.verdicts[1].sender.try_push(refused)
     bench.service.take_all()
     with pytest.raises(Rejected) as raised:
@@ -160,9 +166,9 @@ async def test_a_client_that_leaves_while_the_verdict_is_open(bench: Bench) -> N
     task.cancel()
     await asyncio.wait([task])
     assert bench.aborts_sent() == [] and bench.service.alive == 1
-    bench.accept(submission.id)
-    assert bench.aborts_sent() == [submission.id]
-    bench.tell(delta(submission.id, finish=Finish.ABORT))
+    bench.accept(submission.ids[0])
+    assert bench.aborts_sent() == [submission.ids[0]]
+    bench.tell(delta(submission.ids[0], finish=Finish.ABORT))
 
 
 @scenario
@@ -171,7 +177,7 @@ async def test_a_client_that_leaves_and_a_refusal(bench: Bench) -> None:
     (submission,) = bench.submitted()
     task.cancel()
     await asyncio.wait([task])
-    bench.verdicts[0].sender.try_push(Refused(submission.id, 400, "no"))
+    bench.verdicts[0].sender.try_push(Refused(submission.ids, 400, "no"))
     bench.service.take_all()
     assert bench.aborts_sent() == []
 
@@ -180,11 +186,11 @@ async def test_a_client_that_leaves_and_a_refusal(bench: Bench) -> None:
 async def test_a_client_that_leaves_in_the_moment_of_acceptance(bench: Bench) -> None:
     task = await bench.submit()
     (submission,) = bench.submitted()
-    bench.accept(submission.id)  # the task has not run since
+    bench.accept(submission.ids[0])  # the task has not run since
     task.cancel()
     await asyncio.wait([task])
-    assert task.cancelled() and bench.aborts_sent() == [submission.id]
-    bench.tell(delta(submission.id, finish=Finish.ABORT))
+    assert task.cancelled() and bench.aborts_sent() == [submission.ids[0]]
+    bench.tell(delta(submission.ids[0], finish=Finish.ABORT))
 
 
 @scenario
@@ -238,7 +244,7 @@ async def test_the_limit_counts_everything_alive(bench: Bench) -> None:
         task.cancel()
     await asyncio.wait([waiting, again])
     for submission in bench.submitted():
-        bench.accept(submission.id)
+        bench.accept(submission.ids[0])
     aborted = bench.aborts_sent()
     assert len(aborted) == 2
     for request_id in [*aborted, *(route.id for route in routes[1:])]:
@@ -251,8 +257,8 @@ async def test_submissions_go_to_the_thread_with_the_fewest(bench: Bench) -> Non
     queues = [ring.receiver.pop_all() for ring in bench.submissions]
     assert [len(queue) for queue in queues] == [2, 2]
     for submission in queues[0]:
-        bench.accept(submission.id, ring=0)
-        bench.tell(delta(submission.id, finish=Finish.STOP))
+        bench.accept(submission.ids[0], ring=0)
+        bench.tell(delta(submission.ids[0], finish=Finish.STOP))
     tasks += [await bench.submit() for _ in range(2)]
     assert [len(ring.receiver.pop_all()) for ring in bench.submissions] == [2, 0]
     bench.service.fail_all()
@@ -299,9 +305,9 @@ async def test_abort_all_tells_clients_and_waits_for_verdicts(bench: Bench) -> N
     assert bench.aborts_sent() == [route.id]
     bench.tell(delta(route.id, finish=Finish.ABORT))
     assert (await collect(route))[-1].finish is Finish.ABORT
-    bench.accept(submission.id)
-    assert bench.aborts_sent() == [submission.id]
-    bench.tell(delta(submission.id, finish=Finish.ABORT))
+    bench.accept(submission.ids[0])
+    assert bench.aborts_sent() == [submission.ids[0]]
+    bench.tell(delta(submission.ids[0], finish=Finish.ABORT))
     assert (await collect(await pending))[-1].finish is Finish.ABORT
 
 
@@ -317,7 +323,7 @@ async def test_fail_all_ends_every_route_without_other_threads(bench: Bench) -> 
         await pending
     assert raised.value.status == 503
     for submission in bench.submitted():
-        bench.accept(submission.id)  # late, and for nobody
+        bench.accept(submission.ids[0])  # late, and for nobody
 
 
 def test_a_delta_for_nobody_is_dropped() -> None:
@@ -328,3 +334,89 @@ def test_a_delta_for_nobody_is_dropped() -> None:
         return bench.service.alive
 
     assert asyncio.run(main()) == 0
+
+
+@scenario
+async def test_several_generations_of_one_prompt(bench: Bench) -> None:
+    """One submission, one verdict, and each route for itself from there on."""
+    task = asyncio.ensure_future(
+        bench.service.submit(TextPrompt("hi"), (PARAMS, PARAMS, PARAMS), max_tokens_given=True)
+    )
+    await asyncio.sleep(0)
+    (submission,) = bench.submitted()
+    assert len(set(submission.ids)) == len(submission.params) == 3
+    bench.verdicts[0].sender.try_push(Accepted(submission.ids, 5))
+    bench.service.take_all()
+    first, second, third = await task
+    assert [route.prompt_tokens for route in (first, second, third)] == [5, 5, 5]
+    second.abort()
+    assert bench.aborts_sent() == [second.id]
+    bench.tell(delta(second.id, finish=Finish.ABORT))
+    bench.tell(delta(first.id, "a", Finish.STOP), delta(third.id, "b", Finish.STOP))
+    assert [[one.text for one in await collect(route)] for route in (first, third)] == [
+        ["a"],
+        ["b"],
+    ]
+
+
+@scenario
+async def test_several_generations_are_refused_or_left_together(bench: Bench) -> None:
+    def ask() -> "asyncio.Future[Sequence[Route]]":
+        asked = bench.service.submit(TextPrompt("hi"), (PARAMS, PARAMS), max_tokens_given=True)
+        return asyncio.ensure_future(asked)
+
+    refused, left = ask(), ask()
+    await asyncio.sleep(0)
+    one, two = bench.submitted()
+    bench.verdicts[0].sender.try_push(Refused(one.ids, 400, "no"))
+    left.cancel()
+    bench.service.take_all()
+    with pytest.raises(Rejected, match="no"):
+        await refused
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    bench.verdicts[0].sender.try_push(Accepted(two.ids, 5))
+    bench.service.take_all()
+    assert bench.aborts_sent() == list(two.ids)
+    bench.tell(*(delta(each, finish=Finish.ABORT) for each in two.ids))
+
+
+@scenario
+async def test_more_generations_than_there_is_room_for_are_refused_whole(bench: Bench) -> None:
+    with pytest.raises(Rejected, match="limit"):
+        await bench.service.submit(TextPrompt("x"), (PARAMS,) * 1000, max_tokens_given=True)
+    assert bench.submitted() == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "param"), [("odd", 400, "response_format"), ("busy", 503, None)]
+)
+def test_a_grammar_that_cannot_be_used_is_refused(
+    pattern: str, status: int, param: str | None
+) -> None:
+    @scenario
+    async def body(bench: Bench) -> None:
+        constraint = Constraint(Regex(pattern), "response_format")
+        with pytest.raises(Rejected) as refusal:
+            await bench.service.submit(
+                TextPrompt("hi"), (PARAMS,), max_tokens_given=True, constraint=constraint
+            )
+        assert (refusal.value.status, refusal.value.param) == (status, param)
+        assert bench.submitted() == []
+
+    body()
+
+
+@scenario
+async def test_a_compiled_grammar_goes_along(bench: Bench) -> None:
+    constraint = Constraint(Regex("known"), "response_format")
+    asked = bench.service.submit(
+        TextPrompt("hi"), (PARAMS,), max_tokens_given=True, constraint=constraint
+    )
+    task = asyncio.ensure_future(asked)
+    while not (submissions := bench.submitted()):
+        await asyncio.sleep(0.001)
+    assert submissions[0].grammar == FakeGrammar(3)
+    bench.accept(submissions[0].ids[0])
+    (route,) = await task
+    bench.tell(delta(route.id, "x", Finish.STOP))

@@ -23,7 +23,14 @@ from runtime.rings import Rings
 from runtime.service import ThreadedService
 from runtime.tokenizer_pool import TokenizerLoop
 from runtime.worker import Pulse, Stopped, Worker
-from tests.fakes_engine import CARD, FakeEncoder, FakeEngine, FakeTextMaker, fake_load
+from tests.fakes_engine import (
+    CARD,
+    FakeEncoder,
+    FakeEngine,
+    FakeGrammars,
+    FakeTextMaker,
+    fake_load,
+)
 
 LIMIT = 32  # tokens of context in the tokenizer's tests
 
@@ -52,7 +59,7 @@ class Threads:
             worker.start()
 
     def start_all(self) -> None:
-        self.lifecycle.ready(CARD)
+        self.lifecycle.ready(CARD, FakeGrammars())
         rings = self.rings
         tokenizers = {
             f"tokenizer-{index}": TokenizerLoop(
@@ -93,7 +100,7 @@ def tokenize(
     """What becomes of a prompt in a context of LIMIT tokens."""
     threads = Threads()
     params = SamplingParams(max_new_tokens=tokens, seed=seed)
-    threads.rings.submissions[0].sender.try_push(Submission(7, prompt, params, given, 0.0))
+    threads.rings.submissions[0].sender.try_push(Submission((7,), prompt, (params,), given, 0.0))
     threads.start(tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, threads.rings.of_tokenizer(0)).run)
     verdicts = threads.rings.verdicts[0].receiver
     while (verdict := verdicts.try_pop()) is None:
@@ -105,7 +112,7 @@ def tokenize(
 @pytest.mark.parametrize("prompt_tokens", [1, LIMIT - 3])
 def test_a_prompt_that_fits_goes_to_the_engine(prompt_tokens: int) -> None:
     verdict, made = tokenize(TextPrompt("x" * prompt_tokens), 3)
-    assert verdict == Accepted(7, prompt_tokens)
+    assert verdict == Accepted((7,), prompt_tokens)
     assert made is not None and made.id == 7 and made.params.max_new_tokens == 3
     assert made.prompt_ids.tolist() == [ord("x")] * prompt_tokens
 
@@ -319,7 +326,7 @@ async def client(service: ThreadedService, dice: random.Random, ends: list[str])
 
 async def ask(service: ThreadedService, text: str, tokens: int, patience: int) -> str:
     params = SamplingParams(max_new_tokens=tokens)
-    route = await service.submit(TextPrompt(text), params, max_tokens_given=True)
+    (route,) = await service.submit(TextPrompt(text), (params,), max_tokens_given=True)
     endless = text * 60
     expected = endless[:tokens].split("$")[0]
     got = ""

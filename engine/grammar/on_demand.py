@@ -1,0 +1,38 @@
+"""The grammar compiler, made when the first grammar comes: most servers never see one."""
+
+import threading
+from collections.abc import Callable
+
+from engine.errors import ModelError
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.spec import GrammarError, GrammarSpec
+
+
+class GrammarsOnDemand:
+    """Compiles grammars. Safe from any thread; the first call takes a second more."""
+
+    def __init__(self, make: Callable[[], GrammarCompiler]) -> None:
+        """make  may raise ModelError: the tokenizer suits no grammars"""
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: GrammarCompiler | ModelError | None = None  # guarded by _lock
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """The compiled grammar, or GrammarError with the reason."""
+        with self._lock:
+            if self._made is None:
+                try:
+                    self._made = self._make()
+                except ModelError as error:
+                    self._made = error
+            made = self._made
+        if isinstance(made, ModelError):
+            raise GrammarError(f"this model cannot be constrained: {made}")
+        return made.compile(spec)
+
+    def close(self) -> None:
+        """Ends what the compiler has started."""
+        with self._lock:
+            if isinstance(self._made, GrammarCompiler):
+                self._made.close()
