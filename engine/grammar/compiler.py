@@ -15,7 +15,13 @@ import numpy as np
 from engine.grammar.library import LibraryError, compile_text, fill
 from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.source import library_text
-from engine.grammar.spec import GrammarError, GrammarLimits, GrammarSpec
+from engine.grammar.spec import (
+    GrammarError,
+    GrammarLimits,
+    GrammarSpec,
+    JsonObject,
+    JsonSchema,
+)
 from engine.grammar.trial import Trial
 from engine.grammar.vocabulary import Vocabulary
 
@@ -60,7 +66,8 @@ class GrammarCompiler:
             if error.transient:
                 raise
             return error.message
-        return CompiledGrammar(start, self.vocabulary, measured_bytes + len(text))
+        is_json = isinstance(spec, JsonSchema | JsonObject)
+        return CompiledGrammar(start, self.vocabulary, measured_bytes + len(text), is_json=is_json)
 
     def _compiled(self, text: str) -> llguidance.LLMatcher:
         limits = self._limits

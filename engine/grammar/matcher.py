@@ -24,12 +24,20 @@ class CompiledGrammar:
     """A grammar that is ready to be followed. Safe from any thread: it is only copied."""
 
     def __init__(
-        self, start: llguidance.LLMatcher, vocabulary: Vocabulary, measured_bytes: int
+        self,
+        start: llguidance.LLMatcher,
+        vocabulary: Vocabulary,
+        measured_bytes: int,
+        *,
+        is_json: bool = False,
     ) -> None:
-        """start  at the beginning, and never moved on"""
+        """start    at the beginning, and never moved on
+        is_json  whether an output is one JSON value, each of whose names has one spelling
+        """
         self._start = start
         self.vocabulary = vocabulary
         self.bytes = measured_bytes
+        self.is_json = is_json
         # An error in the automata that all copies share. Only ever set, by any thread: whoever
         # reads it too late gets a matcher that fails, as those that are running already do.
         self.spoiled = False
@@ -54,6 +62,8 @@ class Matcher:
         self._ending_ids = eos_ids.union(stop_ids)
         self._stop_ids = tuple(sorted(self._ending_ids - eos_ids))
         self._ended_by_id = False
+        self._escapes = grammar.vocabulary.escapes if grammar.is_json else None
+        self._escaping = [0]  # after each token, the last one's last
 
     @property
     def mask_words(self) -> int:
@@ -82,6 +92,8 @@ class Matcher:
         except LibraryError as error:
             self._grammar.spoiled = True
             raise MatchError(f"the grammar cannot be followed further: {error}") from error
+        if self._escapes is not None:
+            row &= self._escapes.keep[self._escaping[-1]]
         if self._stop_ids:
             self._place_stop_ids(row)
 
@@ -92,9 +104,13 @@ class Matcher:
                 return False
             self._ended_by_id = True
             return True
-        if self.is_terminated:
+        if self.is_terminated or not self._is_kept(token_id):
             return False
-        return int(self._matcher.try_consume_tokens([token_id])) == 1
+        if self._matcher.try_consume_tokens([token_id]) == 0:
+            return False
+        if self._escapes is not None:
+            self._escaping.append(int(self._escapes.after[self._escaping[-1], token_id]))
+        return True
 
     def rollback(self, tokens: int) -> None:
         """Takes the last `tokens` accepted tokens back. Raises MatchError where it cannot."""
@@ -103,6 +119,14 @@ class Matcher:
             tokens -= 1
         if tokens and not self._matcher.rollback(tokens):
             raise MatchError(f"{tokens} tokens cannot be taken back")
+        if tokens and self._escapes is not None:
+            del self._escaping[-tokens:]
+
+    def _is_kept(self, token_id: int) -> bool:
+        if self._escapes is None:
+            return True
+        word, bit = divmod(token_id, 32)
+        return bool(int(self._escapes.keep[self._escaping[-1], word]) >> bit & 1)
 
     def _place_stop_ids(self, row: Int32Array) -> None:
         allowed = self.is_complete

@@ -3,7 +3,8 @@
 The library reads draft 2020-12 (and 4 to 2019-09 by `$schema`) and refuses keywords it knows but
 does not keep: `not`, `if`, `contains`, `uniqueItems`, `propertyNames`, `dependent…`,
 `unevaluated…`, `$dynamicRef`, and formats, patterns and ranges beyond its means. This module
-refuses the rest: what would let an output through that the schema forbids.
+refuses the rest: what would let an output through that the schema forbids. One such thing is left:
+the formats `date` and `date-time` have a 29 February every year.
 """
 
 import json
@@ -12,12 +13,18 @@ from typing import Any, Final, NoReturn
 
 from engine.grammar.spec import GrammarError
 
-# The library's own switch, by which it can be told to ignore what it does not support.
-_SWITCH: Final = "x-guidance"
+# Where the library looks for options, one of which tells it to ignore what it does not support.
+_OPTIONS: Final = "x-guidance"
+# What may follow a backslash in a string: not u, or "\\u0061" would be another name than "a" to the
+# library, and the same to whoever reads the output.
+_ESCAPES: Final = 'nrbtf\\"'
 
 
-def check_schema(text: str, depth_limit: int) -> None:
-    """Raises GrammarError where `text` is no schema, or one that would not be kept."""
+def library_schema(text: str, depth_limit: int) -> str:
+    """The schema in `text` as the library takes it.
+
+    Raises GrammarError where it is no schema, or one that would not be kept.
+    """
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:
@@ -26,8 +33,6 @@ def check_schema(text: str, depth_limit: int) -> None:
         raise GrammarError(f"schema is not valid JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"schema is a {type(schema).__name__}; it must be an object")
-    if isinstance(schema, dict) and _SWITCH in schema:
-        raise GrammarError(f"schema has {_SWITCH!r}, which is not supported")
     for value, depth in _values(schema):
         if depth > depth_limit:
             raise _too_deep(depth_limit)
@@ -35,6 +40,13 @@ def check_schema(text: str, depth_limit: int) -> None:
             _check_number(value)
         if isinstance(value, dict):
             _check_least_properties(value)
+    return json.dumps(_with_options(schema) if isinstance(schema, dict) else schema)
+
+
+def _with_options(schema: dict[str, Any]) -> dict[str, Any]:
+    if _OPTIONS in schema:
+        raise GrammarError(f"schema has {_OPTIONS!r}, which is not supported")
+    return {**schema, _OPTIONS: {"json_allowed_escapes": _ESCAPES}}
 
 
 def _check_number(value: int) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from engine.grammar.schema import check_schema
+from engine.grammar.schema import library_schema
 from engine.grammar.spec import (
     Choice,
     Grammar,
@@ -41,10 +41,9 @@ def library_text(
     match spec:
         case JsonSchema(schema):
             _check_bytes("schema", schema, limits)
-            check_schema(schema, limits.schema_depth)
-            return _json_schema(schema)
+            return _json_schema(schema, limits)
         case JsonObject():
-            return _json_schema('{"type": "object"}')
+            return _json_schema('{"type": "object"}', limits)
         case Regex(pattern):
             _check_bytes("regex", pattern, limits)
             return llguidance.LLMatcher.grammar_from_regex(pattern)
@@ -68,8 +67,9 @@ def _check_bytes(field: str, text: str, limits: GrammarLimits) -> None:
         raise GrammarError(f"{field} has {size} bytes; the limit is {limits.source_bytes}")
 
 
-def _json_schema(schema: str) -> str:
-    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+def _json_schema(schema: str, limits: GrammarLimits) -> str:
+    known = library_schema(schema, limits.schema_depth)
+    return f'{{"grammars": [{{"json_schema": {known}}}]}}'
 
 
 def _choice(texts: tuple[str, ...], limits: GrammarLimits) -> str:
@@ -132,10 +132,9 @@ def _trigger_rules(number: int, trigger: str, special: bool) -> list[str]:
 
 
 def _tag_body(tag: Tag, trigger: str, limits: GrammarLimits) -> str:
-    check_schema(tag.schema, limits.schema_depth)
-    rest = tag.begin.removeprefix(trigger)
-    words = [_quoted(rest) if rest else "", f"%json {tag.schema}", _quoted(tag.end)]
-    return " ".join(word for word in words if word != '""')
+    schema = library_schema(tag.schema, limits.schema_depth)
+    words = [_quoted(tag.begin.removeprefix(trigger)), f"%json {schema}", _quoted(tag.end)]
+    return " ".join(words)
 
 
 def _quoted(text: str) -> str:

@@ -13,6 +13,7 @@ import llguidance
 import tokenizers
 
 from engine.errors import ModelError
+from engine.grammar.escapes import EscapeGuard
 
 _WORD_BITS: Final = 32
 
@@ -35,6 +36,9 @@ class Vocabulary:
             raise ModelError(f"none of the EOS ids {list(eos_ids)} is in the tokenizer")
         self.text = _below(backend, width)
         self.library = load(self.text, width, self.eos_ids)
+        self.escapes = EscapeGuard(
+            [self.library.decode_bytes([each]) for each in range(known)], self.mask_words
+        )
         added = backend.get_added_tokens_decoder()
         self._special = {added[each].content for each in added if added[each].special}
 

@@ -167,3 +167,29 @@ def test_a_json_object_is_an_object(compiler: GrammarCompiler, vocabulary: Vocab
         ids = drawn(grammar.matcher(), vocabulary, seed, CLOSING)
         values += [] if ids is None else [json.loads(TOKENIZER.decode(ids))]
     assert values and all(isinstance(value, dict) for value in values)
+
+
+OPEN = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "additionalProperties": {"type": "string"},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('{"a": 1, "b": "x", "c": "\\n\\""}', True),
+        ('{"a": 1, "a": "x"}', False),
+        ('{"a": 1, "\\u0061": "x"}', False),
+        ('{"\\u0061": "x"}', False),
+        ('{"a": "x"}', False),
+        ('{"b": 1}', False),
+    ],
+)
+def test_a_name_cannot_be_spelled_in_another_way(
+    text: str, right: bool, compiler: GrammarCompiler
+) -> None:
+    matcher = compiler.compile(JsonSchema(json.dumps(OPEN))).matcher()
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert (all(matcher.accept(each) for each in ids) and matcher.is_complete) == right
