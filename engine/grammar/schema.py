@@ -8,6 +8,7 @@ the formats `date` and `date-time` have a 29 February every year.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
@@ -15,16 +16,12 @@ from engine.grammar.spec import GrammarError
 
 # Where the library looks for options, one of which tells it to ignore what it does not support.
 _OPTIONS: Final = "x-guidance"
-# What may follow a backslash in a string: not u, or "\\u0061" would be another name than "a" to the
-# library, and the same to whoever reads the output.
-_ESCAPES: Final = 'nrbtf\\"'
+# Characters that JSON can only spell as \u....; `escapes` says why no output contains that.
+_UNSPOKEN: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 
 
-def library_schema(text: str, depth_limit: int) -> str:
-    """The schema in `text` as the library takes it.
-
-    Raises GrammarError where it is no schema, or one that would not be kept.
-    """
+def check_schema(text: str, depth_limit: int) -> None:
+    """Raises GrammarError where `text` is no schema, or one that would not be kept."""
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:
@@ -33,20 +30,30 @@ def library_schema(text: str, depth_limit: int) -> str:
         raise GrammarError(f"schema is not valid JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"schema is a {type(schema).__name__}; it must be an object")
+    if isinstance(schema, dict) and _OPTIONS in schema:
+        raise GrammarError(f"schema has {_OPTIONS!r}, which is not supported")
     for value, depth in _values(schema):
         if depth > depth_limit:
             raise _too_deep(depth_limit)
-        if isinstance(value, int):
+        _check(value)
+
+
+def _check(value: Any) -> None:
+    match value:
+        case int():
             _check_number(value)
-        if isinstance(value, dict):
+        case str():
+            _check_characters(value)
+        case dict():
+            for name in value:
+                _check_characters(name)
             _check_least_properties(value)
-    return json.dumps(_with_options(schema) if isinstance(schema, dict) else schema)
 
 
-def _with_options(schema: dict[str, Any]) -> dict[str, Any]:
-    if _OPTIONS in schema:
-        raise GrammarError(f"schema has {_OPTIONS!r}, which is not supported")
-    return {**schema, _OPTIONS: {"json_allowed_escapes": _ESCAPES}}
+def _check_characters(text: str) -> None:
+    found = _UNSPOKEN.search(text)
+    if found:
+        raise GrammarError(f"schema has the control character U+{ord(found[0]):04X} in a text")
 
 
 def _check_number(value: int) -> None:

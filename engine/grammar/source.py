@@ -11,7 +11,7 @@ from typing import Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from engine.grammar.schema import library_schema
+from engine.grammar.schema import check_schema
 from engine.grammar.spec import (
     Choice,
     Grammar,
@@ -68,8 +68,8 @@ def _check_bytes(field: str, text: str, limits: GrammarLimits) -> None:
 
 
 def _json_schema(schema: str, limits: GrammarLimits) -> str:
-    known = library_schema(schema, limits.schema_depth)
-    return f'{{"grammars": [{{"json_schema": {known}}}]}}'
+    check_schema(schema, limits.schema_depth)
+    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
 
 
 def _choice(texts: tuple[str, ...], limits: GrammarLimits) -> str:
@@ -132,8 +132,8 @@ def _trigger_rules(number: int, trigger: str, special: bool) -> list[str]:
 
 
 def _tag_body(tag: Tag, trigger: str, limits: GrammarLimits) -> str:
-    schema = library_schema(tag.schema, limits.schema_depth)
-    words = [_quoted(tag.begin.removeprefix(trigger)), f"%json {schema}", _quoted(tag.end)]
+    check_schema(tag.schema, limits.schema_depth)
+    words = [_quoted(tag.begin.removeprefix(trigger)), f"%json {tag.schema}", _quoted(tag.end)]
     return " ".join(words)
 
 

@@ -32,6 +32,7 @@ ACCEPTED: dict[str, Any] = {
     "everything": True,
     "type": {"type": ["integer", "boolean", "null"]},
     "recursion": NODE,
+    "short escapes": {"enum": ["\n\t\b\f\r", "\\/", "\x7f"]},
     "enum and const": {
         "type": "object",
         "properties": {
@@ -111,6 +112,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a number beyond floats": ({"maximum": 2**63 - 1}, str(2**63 - 1)),
     "a number beyond all": ({"const": 10**400}, "1000"),
     "switch of the library": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
+    "a character without a short escape": ({"const": "a\x00b"}, "U+0000"),
+    "such a character in a name": ({"properties": {"\x1f": {}}}, "U+001F"),
     "a list": ([], "list"),
     "depth": (json.loads('{"items":' * 70 + "{}" + "}" * 70), "64 levels"),
 }
