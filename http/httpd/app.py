@@ -1,8 +1,9 @@
 """The Starlette app: routes, and the layers around them.
 
 From the outside in: Starlette's own catch-all, CORS where it is switched on, `Edge` (request id,
-500 bodies), `BodyLimit`, Starlette's exception handlers, the router. Routing and every decision go
-by `scope["path"]`; the Host header decides nothing.
+500 bodies), `BodyLimit`, `HeadLimits`, `KeyGuard`, `RequestTimeout` where there is one, Starlette's
+exception handlers, the router. Routing and every decision go by `scope["path"]`; the Host header
+decides nothing.
 """
 
 from starlette.applications import Starlette
@@ -12,10 +13,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from httpd import chat, completions
+from httpd.admin import Control, admin_routes
+from httpd.auth import KeyGuard
 from httpd.body import BodyLimit
+from httpd.deadline import RequestTimeout
 from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
 from httpd.errors import on_http_exception, on_rejected
+from httpd.head_limits import HeadLimits
+from httpd.running import Running
 from httpd.service import Rejected, Service
 from httpd.settings import HttpSettings
 from httpd.status import status_routes
@@ -24,13 +30,23 @@ CHAT = Api(chat.ID_PREFIX, chat.parse_chat, chat.ChatShape)
 COMPLETIONS = Api(completions.ID_PREFIX, completions.parse_completion, completions.CompletionShape)
 
 
-def create_app(service: Service, settings: HttpSettings) -> Starlette:
-    """The ASGI app that answers for `service`; it may be served before the service is READY."""
+def create_app(
+    service: Service, settings: HttpSettings, control: Control | None = None
+) -> Starlette:
+    """The ASGI app that answers for `service`; it may be served before the service is READY.
+
+    control  what admin routes act on; without it there are none
+    """
+    running = Running()
+    admin = []
+    if control is not None:
+        admin = admin_routes(control, running, settings.access, settings.body_timeout_s)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
             Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
             *status_routes(service, settings.version),
+            *admin,
         ],
         middleware=_middleware(settings),
         exception_handlers={HTTPException: on_http_exception, Rejected: on_rejected},
@@ -40,14 +56,21 @@ def create_app(service: Service, settings: HttpSettings) -> Starlette:
 
 
 def _middleware(settings: HttpSettings) -> list[Middleware]:
-    layers = [Middleware(Edge), Middleware(BodyLimit, max_bytes=settings.max_body_bytes)]
+    layers = [
+        Middleware(Edge),
+        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(HeadLimits),
+        Middleware(KeyGuard, access=settings.access),
+    ]
+    if settings.request_timeout_s is not None:
+        layers.append(Middleware(RequestTimeout, timeout_s=settings.request_timeout_s))
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", "x-should-retry"],
         )
-        layers.insert(0, cors)
+        layers.insert(0, cors)  # outside of the keys: a browser asks before it sends one
     return layers

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from httpd.auth import Access
+
 MIB = 1 << 20
 
 
@@ -12,5 +14,8 @@ class HttpSettings:
     version: str
     max_body_bytes: int = 10 * MIB
     body_timeout_s: float = 60.0  # to send the whole request body
+    request_timeout_s: float | None = None  # from its headers to the end of its answer
+    max_choices: int = 128  # prompts times `n` of one request
     ping_interval_s: float = 15.0  # of silence, then an SSE comment keeps proxies from closing
     cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
+    access: Access = Access()  # no keys: the API is open, and nobody is an admin
