@@ -6,14 +6,16 @@ Guarantees
   used least recently goes first. A grammar in use lives on in its matchers.
 """
 
+from __future__ import annotations
+
 import threading
 from collections import OrderedDict
 
-import llguidance
 import numpy as np
 
 from engine.grammar.library import LibraryError, compile_text, fill
 from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.native import llguidance
 from engine.grammar.source import library_text
 from engine.grammar.spec import (
     GrammarError,

@@ -4,12 +4,14 @@ A compiled grammar and its copies share one lexer behind a lock in the library: 
 built of the automata, all have. Knows nothing of requests, specs or processes.
 """
 
+from __future__ import annotations
+
 from typing import Final
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.grammar.native import llguidance
 from engine.request import Int32Array, Int64Array
 
 _MESSAGE_CHARS: Final = 300

@@ -6,14 +6,16 @@ Rules
 - A matcher whose grammar turns out to be too much for the library ends its own request alone.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Final
 
-import llguidance
 import numpy as np
 
 from engine.errors import MatchError
 from engine.grammar.library import LibraryError, fill
+from engine.grammar.native import llguidance
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Int32Array
 
@@ -42,7 +44,7 @@ class CompiledGrammar:
         # reads it too late gets a matcher that fails, as those that are running already do.
         self.spoiled = False
 
-    def matcher(self, stop_ids: Sequence[int] = ()) -> "Matcher":
+    def matcher(self, stop_ids: Sequence[int] = ()) -> Matcher:
         """A matcher at the beginning; costs a microsecond.
 
         stop_ids  of the request, each below the vocabulary's width

@@ -4,13 +4,13 @@ What the library would accept but not keep is refused in `schema`; what it refus
 it. Nothing here compiles: a text that comes out may still be refused, or be too much.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from typing import Final
 
-import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
-
+from engine.grammar.native import llguidance
 from engine.grammar.schema import check_schema
 from engine.grammar.spec import (
     Choice,
@@ -82,6 +82,8 @@ def _choice(texts: tuple[str, ...], limits: GrammarLimits) -> str:
 def _lark(text: str) -> str:
     if text.lstrip().startswith("{"):
         raise GrammarError("grammar is neither Lark nor GBNF: it starts with {")
+    from llguidance.gbnf_to_lark import any_to_lark  # see `native`: it may not be installed
+
     try:
         return any_to_lark(text)
     except RecursionError as error:

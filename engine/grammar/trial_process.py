@@ -8,6 +8,8 @@ The library's own limits and the state after a grammar are the same here and in 
 passed here takes the same time, memory and stack there.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import random
@@ -18,10 +20,10 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-import llguidance
 import numpy as np
 
 from engine.grammar.library import LibraryError, allowed_ids, check, compile_text, fill
+from engine.grammar.native import llguidance
 from engine.grammar.vocabulary import load
 
 # Less than any thread of the server has (2 MiB at the least), so a stack that suffices here

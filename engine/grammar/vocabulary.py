@@ -5,15 +5,17 @@ tokenizer.json. Special tokens have no bytes there: no text rule allows them, on
 names them.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-import llguidance
 import tokenizers
 
 from engine.errors import ModelError
 from engine.grammar.escapes import EscapeGuard
+from engine.grammar.native import llguidance
 
 _WORD_BITS: Final = 32
 
@@ -49,6 +51,8 @@ class Vocabulary:
 
 def load(text: str, width: int, eos_ids: Sequence[int]) -> llguidance.LLTokenizer:
     """The library's tokenizer, here and in the trial process. Raises ModelError."""
+    if llguidance is None:
+        raise ModelError("llguidance is not installed, so there is no constrained output")
     try:
         return llguidance.LLTokenizer(text, n_vocab=width, eos_token=list(eos_ids))
     except ValueError as error:

@@ -7,15 +7,17 @@ checkout.
 """
 
 import hashlib
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.setup.cache import is_complete, mark_complete
 from runtime.setup.children import Failed, Workshop
-from runtime.setup.console import SetupError, size
+from runtime.setup.console import SetupError, say, size
 from runtime.setup.interpreter import Interpreter
 
 LOCKS = Path(__file__).parent / "locks"
@@ -24,10 +26,11 @@ _BATCH = 5
 _ROOM_BYTES = 9_000_000_000
 # No wheels for free-threaded 3.13; built first, because a machine that cannot build them needs
 # another interpreter and would have downloaded the rest in vain.
-_FROM_SOURCE = ("tokenizers", "safetensors", "llguidance")
-_IMPORTS = (
-    "import torch, transformers, tokenizers, safetensors, llguidance, gguf, starlette, hypercorn"
-)
+_FROM_SOURCE = ("tokenizers", "safetensors")
+# Likewise, but it asks for a newer Rust, and a server can do without: it then refuses requests for
+# constrained output.
+_OPTIONAL = ("llguidance",)
+_IMPORTS = "import torch, transformers, tokenizers, safetensors, gguf, starlette, hypercorn"
 
 
 class CannotCompile(Exception):
@@ -51,9 +54,10 @@ def read_lock(text: str) -> list[Pin]:
 def batches(pins: Sequence[Pin]) -> list[list[Pin]]:
     """What is built from source first, then the rest in handfuls."""
     first = [pin for pin in pins if pin.name in _FROM_SOURCE]
-    rest = [pin for pin in pins if pin.name not in _FROM_SOURCE]
+    second = [pin for pin in pins if pin.name in _OPTIONAL]
+    rest = [pin for pin in pins if pin.name not in _FROM_SOURCE + _OPTIONAL]
     handfuls = [rest[start : start + _BATCH] for start in range(0, len(rest), _BATCH)]
-    return [first, *handfuls] if first else handfuls
+    return [batch for batch in (first, second, *handfuls) if batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ def _fill(shop: Workshop, environment: Environment) -> None:
             "Make room, or choose another place with XDG_CACHE_HOME=/some/folder.",
         )
     if environment.interpreter.free_threaded and shutil.which("cargo") is None:
-        raise CannotCompile(f"{', '.join(_FROM_SOURCE)} need cargo (apt install cargo, or rustup)")
+        names = " and ".join(_FROM_SOURCE)
+        raise CannotCompile(f"{names} need cargo (apt install cargo, or rustup)")
     # An interrupted pip leaves packages that look installed: unpacking always starts afresh.
     command = [environment.interpreter.executable, "-m", "venv", "--clear", str(environment.folder)]
     shop.run(f"Creating {environment.folder}", command, log="packages")
@@ -164,10 +169,14 @@ def _collect(
     try:
         _pip(shop, environment, title, ["wheel", *options, "-r", str(requirements)])
     except Failed as failure:
-        if environment.interpreter.free_threaded and batch[0].name in _FROM_SOURCE:
-            names = " and ".join(pin.name for pin in batch)
-            raise CannotCompile(f"{names} could not be built (see {failure.log})") from failure
-        raise
+        if not environment.interpreter.free_threaded or batch[0].name not in (
+            _FROM_SOURCE + _OPTIONAL
+        ):
+            raise
+        problem = f"{' and '.join(pin.name for pin in batch)} could not be built"
+        if batch[0].name in _FROM_SOURCE:
+            raise CannotCompile(f"{problem} (see {failure.log})") from failure
+        say(f"{problem} (see {failure.log}): requests for constrained output will be refused.")
     mark_complete(house, part)
 
 
@@ -176,9 +185,19 @@ def _pip(shop: Workshop, environment: Environment, title: str, words: list[str])
         title,
         [str(environment.python), "-m", "pip", *words],
         log="packages",
-        environ=gil_off(environment.interpreter),
+        environ=gil_off(environment.interpreter) | _rust_toolchain(),
         describe=PipStatus(),
     )
+
+
+def _rust_toolchain() -> dict[str, str]:
+    """Has rustup take what is installed, also for a source that names a toolchain of its own."""
+    if "RUSTUP_TOOLCHAIN" in os.environ or shutil.which("rustup") is None:
+        return {}
+    command = ["rustup", "show", "active-toolchain"]
+    shown = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    words = shown.stdout.split()
+    return {"RUSTUP_TOOLCHAIN": words[0]} if shown.returncode == 0 and words else {}
 
 
 class PipStatus:

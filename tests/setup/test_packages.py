@@ -178,6 +178,16 @@ def test_what_cannot_be_compiled_is_told_before_the_big_download(machine: Machin
         prepared(machine, ORDINARY)
 
 
+def test_a_server_does_without_what_is_optional(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.failing = "llguidance"
+    assert prepared(machine).is_ready(tests=False)
+    assert "llguidance could not be built" in capsys.readouterr().err
+    with pytest.raises(SetupError):
+        prepared(machine, ORDINARY)
+
+
 def test_no_cargo_is_told_at_once(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "bin" / "cargo").unlink()
     with pytest.raises(CannotCompile, match="apt install cargo"):
