@@ -2,7 +2,9 @@
 
 Guarantees
 - The texts of a response's deltas joined are the decoding of all its output ids, less the ending
-  EOS or stop id, cut where a stop string begins.
+  EOS or stop id, cut where a stop string begins. Where reasoning is split off, the markers and the
+  whitespace beside them (see reasoning.py) are dropped, and stop strings are looked for in content
+  alone: a client that asks for one thinks of the answer.
 - Every output id is counted, that ending id and the one that completes a stop string included; none
   after.
 - A stop string goes before whatever else ends a response in the same step. The text of the first
@@ -17,9 +19,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from engine.reasoning import ReasoningSplitter
 from engine.request import (
     Delta,
     Finish,
+    Int32Array,
     Logprobs,
     PromptText,
     Started,
@@ -32,6 +36,8 @@ from engine.token_scores import TokenScores
 from engine.tokenizer import Tokenizer
 
 _FINISHES: Final = tuple(Finish)  # by value; calling `Finish` is slow
+# Ids from a prompt's end that an opening marker and the whitespace behind it are found in.
+_TAIL_IDS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,19 @@ class Detokenizer:
         return StepText(tuple(deltas), tuple(stop_matched))
 
     def _open(self, started: Started) -> "_Response":
-        skip = started.request.params.skip_special_tokens
-        return _Response(started, self._decoders.new(skip_special_tokens=skip))
+        params = started.request.params
+        skip, markers = params.skip_special_tokens, params.reasoning
+        if markers is None:
+            return _Response(started, self._decoders.new(skip_special_tokens=skip))
+        kept = (markers.opening, markers.closing)
+        decoder = self._decoders.new(skip_special_tokens=skip, kept=kept)
+        opened = markers.always or self._ends_with(started.request.prompt_ids, markers.opening)
+        return _Response(started, decoder, ReasoningSplitter(markers, opened=opened))
+
+    def _ends_with(self, prompt_ids: Int32Array, marker: str) -> bool:
+        """Whether nothing but whitespace follows the marker."""
+        tail = self._backend.decode(prompt_ids[-_TAIL_IDS:].tolist(), skip_special_tokens=False)
+        return bool(tail.rstrip().endswith(marker))
 
     def _with_more(self, delta: Delta, response: "_Response", told: Logprobs | None) -> Delta:
         """With the logprobs and the prompt that few requests ask for."""
@@ -117,11 +134,14 @@ class _Response:
     """One response's text so far, as far as it is not sent. Owned by the detokenizer thread."""
 
     __slots__ = (
-        *("_cached", "_completion", "_decoder", "_id", "_params", "_stop_ids", "_stops"),
-        *("started", "tells_more"),
+        *("_cached", "_completion", "_decoder", "_id", "_params", "_splitter"),
+        *("_stop_ids", "_stops", "started", "tells_more"),
     )
 
-    def __init__(self, started: Started, decoder: TextDecoder) -> None:
+    def __init__(
+        self, started: Started, decoder: TextDecoder, splitter: ReasoningSplitter | None = None
+    ) -> None:
+        """splitter  None: all text is content"""
         params = started.request.params
         self._id = started.request.id
         self._params = params
@@ -131,6 +151,7 @@ class _Response:
         self._cached = started.cached_tokens
         self._completion = 0  # tokens
         self._decoder = decoder
+        self._splitter = splitter
         include = params.include_stop
         self._stops = StopStrings(params.stop, include=include) if params.stop else None
         self._stop_ids = params.stop_token_ids
@@ -147,6 +168,10 @@ class _Response:
             text = self._decoder.push(token_id)
         if finish:
             text += self._decoder.finish()
+        reasoning, reasoning_tokens = "", 0
+        if self._splitter is not None:
+            reasoning, text = _split(self._splitter, text, len(token_ids), finish)
+            reasoning_tokens = self._splitter.tokens
         match: str | int | None = None
         if self._stops is not None and self._completion > params.min_tokens:
             text = self._stops.feed(text)
@@ -159,8 +184,18 @@ class _Response:
             match = token_id
         # In the order of its fields: names would cost a microsecond of every token.
         return Delta(
-            self._id, text, token_ids, finish, self._completion, self._cached, match, error
-        )
+            self._id, text, token_ids, finish, self._completion, self._cached, match, error,
+            reasoning, reasoning_tokens,
+        )  # fmt: skip
+
+
+def _split(splitter: ReasoningSplitter, text: str, tokens: int, finish: Finish) -> tuple[str, str]:
+    """(reasoning, content) that a step adds, with all that was held where the text is over."""
+    reasoning, content = splitter.feed(text, tokens)
+    if finish:
+        last_reasoning, last_content = splitter.finish()
+        reasoning, content = reasoning + last_reasoning, content + last_content
+    return reasoning, content
 
 
 def _bare_end(request_id: int, finish: Finish, error: str | None) -> Delta:

@@ -48,13 +48,14 @@ _INT32_MAX: Final = 2**31 - 1
 class Output:
     """What became of one prompt. Where `error` is set, the rest is as far as it came."""
 
-    text: str
+    text: str  # without reasoning, where `SamplingParams.reasoning` splits it off
     token_ids: tuple[int, ...]  # the ending EOS or stop id included
     finish_reason: str  # "stop", "length" or "error"
     prompt_tokens: int
     cached_tokens: int  # prompt tokens that the prefix cache knew
     stop_match: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
+    reasoning: str = ""
 
 
 class LLM:
@@ -183,10 +184,14 @@ class LLM:
 class _Draft:
     """An output while it grows. Owned by the calling thread."""
 
-    __slots__ = ("_ids", "_text", "cached", "error", "finish", "prompt_tokens", "stop_match")
+    __slots__ = (
+        *("_ids", "_reasoning", "_text", "cached", "error", "finish", "prompt_tokens"),
+        "stop_match",
+    )
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._reasoning: list[str] = []
         self._ids: list[int] = []
         self.finish = Finish.NONE
         self.prompt_tokens = self.cached = 0
@@ -195,6 +200,7 @@ class _Draft:
 
     def add(self, delta: Delta) -> None:
         self._text.append(delta.text)
+        self._reasoning.append(delta.reasoning)
         self._ids += delta.token_ids
         self.cached = delta.cached_tokens
         self.finish, self.stop_match, self.error = delta.finish, delta.stop_match, delta.error
@@ -208,6 +214,7 @@ class _Draft:
             cached_tokens=self.cached,
             stop_match=self.stop_match,
             error=self.error,
+            reasoning="".join(self._reasoning),
         )
 
 
@@ -257,6 +264,8 @@ def _check(params: SamplingParams, vocab_size: int) -> None:
             raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
     if "" in params.stop:
         raise ValueError("stop has an empty string")
+    if params.reasoning and not (params.reasoning.opening and params.reasoning.closing):
+        raise ValueError("reasoning has an empty marker")
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"stop_token_ids has {token_id}; ids are below {vocab_size}")

@@ -1,8 +1,8 @@
 """The values that travel between HTTP, tokenizer, engine and detokenizer.
 
 All are frozen: a value may be read by any thread once it was sent through a channel, and nobody
-writes it again. This module imports neither torch nor any other part of the engine; it is the one
-module of the engine that `httpd` may import.
+writes it again. This module imports neither torch nor any other part of the engine: `httpd` may
+import it.
 """
 
 import enum
@@ -35,6 +35,15 @@ class Finish(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """How a model marks what it thinks before it answers."""
+
+    opening: str  # neither is empty, nor begins or ends with whitespace
+    closing: str
+    always: bool = False  # the output begins inside, whatever the prompt
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. Validated by whoever builds it."""
 
@@ -44,7 +53,7 @@ class SamplingParams:
     top_p: float = 1.0  # 1 is off
     min_p: float = 0.0  # 0 is off
     seed: int | None = None  # any int64; None draws a fresh one at submission
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # looked for in content alone
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -58,6 +67,7 @@ class SamplingParams:
     echo: bool = False  # the text begins with the prompt's
     logprobs: int | None = None  # likeliest ids told of each new token; 0: the token's own alone
     prompt_logprobs: int | None = None  # likewise of each prompt token
+    reasoning: ReasoningMarkers | None = None  # split off; None: all text is content
 
     def settled(self, vocab_size: int) -> "SamplingParams":
         """The same, where a number too small or too large to matter is the limit that it means."""
@@ -83,6 +93,7 @@ class ChatPrompt:
 
     messages: tuple[dict[str, Any], ...]
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    continue_final: bool = False  # the answer goes on where the last message's text ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +229,15 @@ class Delta:
     """What one step adds to one response: the detokenizer's word to the HTTP loop."""
 
     request_id: int
-    text: str  # new text that may be sent now; "" while text is held back
+    text: str  # new content that may be sent now; "" while text is held back
     token_ids: tuple[int, ...]  # ids behind it since the last delta, the ending EOS included
     finish: Finish
     completion_tokens: int  # so far
     cached_tokens: int
     stop_match: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
+    reasoning: str = ""  # new text of it that may be sent now; it goes before `text`
+    reasoning_tokens: int = 0  # of completion_tokens: those of reasoning and its markers
     scores: tuple[TokenScore, ...] = ()  # of token_ids, where asked for
     prompt: "PromptText | None" = None  # with the first delta, where asked for
 

@@ -15,7 +15,7 @@ others, decoded by a window of a few ids.
 import codecs
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 import tokenizers
@@ -23,6 +23,7 @@ import tokenizers
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 _BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT: Final = "\ufffd"
+_NONE: Final = frozenset[str]()
 # An unknown tokenizer's text that ends in U+FFFD is held for more bytes of its character; a
 # character has 4 bytes at most, so after this many ids the U+FFFD is meant.
 _WINDOW_IDS: Final = 8
@@ -44,15 +45,24 @@ class TextDecoders:
     """Makes a tokenizer's decoders, which share its tables. Owned by the detokenizer thread."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        # [keeping special tokens, skipping them]
-        self._kinds = [_kind(backend, skip) for skip in (False, True)]
+        self._backend = backend
+        self._special = frozenset(
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        )
+        # By the tokens that are skipped.
+        self._kinds = {skipped: _kind(backend, skipped) for skipped in (_NONE, self._special)}
 
-    def new(self, *, skip_special_tokens: bool) -> TextDecoder:
-        return self._kinds[skip_special_tokens].new()
+    def new(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> TextDecoder:
+        """kept  special tokens that are not skipped"""
+        skipped = self._special.difference(kept) if skip_special_tokens else _NONE
+        kind = self._kinds.get(skipped)
+        if kind is None:  # few: models have one pair of markers
+            kind = self._kinds[skipped] = _kind(self._backend, skipped)
+        return kind.new()
 
     def utf8_of(self, token_id: int) -> bytes:
         """The id's own bytes, which may be a part of a character; of a special token, its name."""
-        return self._kinds[False].utf8_of(token_id)
+        return self._kinds[_NONE].utf8_of(token_id)
 
 
 class _Kind(NamedTuple):
@@ -60,8 +70,8 @@ class _Kind(NamedTuple):
     utf8_of: Callable[[int], bytes]
 
 
-def _kind(backend: tokenizers.Tokenizer, skip_special: bool) -> _Kind:
-    tokens = _Tokens(backend, skip_special)
+def _kind(backend: tokenizers.Tokenizer, skipped: frozenset[str]) -> _Kind:
+    tokens = _Tokens(backend, skipped)
     spec = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     if spec.get("type") == "ByteLevel":
         byte_pieces = _BytePieces(tokens)
@@ -88,10 +98,9 @@ def _utf8(piece: str | bytes | int | None) -> bytes:
 class _Tokens:
     """The vocabulary as `tokenizer.decode` sees it."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, skip_special: bool) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, skipped: frozenset[str]) -> None:
         self._token_of = backend.id_to_token
-        added = backend.get_added_tokens_decoder().values()
-        self._skipped = {token.content for token in added if token.special} if skip_special else ()
+        self._skipped = skipped
 
     def __getitem__(self, token_id: int) -> str | None:
         """The token, or None where decoding leaves the id out."""

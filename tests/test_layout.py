@@ -20,7 +20,7 @@ PACKAGES = {
 MAY_IMPORT = {
     "gpu_ops": set(),
     "engine": {"gpu_ops"},
-    "httpd": {"engine.request"},
+    "httpd": {"engine.request", "engine.until_marker"},
     "runtime": {"engine", "httpd"},
 }
 # The engine's host half: decides everything, and never loads torch.
@@ -29,7 +29,7 @@ TORCH_FREE = (
     "naive_cache",
     "cache_factory", "rows", "waiting", "fence", "forecast", "plan", "scheduler", "core",
     "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
-    "stopping", "config", "rope", "model_config", "limits",
+    "stopping", "reasoning", "until_marker", "config", "rope", "model_config", "limits",
 )  # fmt: skip
 
 

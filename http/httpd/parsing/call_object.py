@@ -8,9 +8,10 @@ becomes content where it turns out to be no call (another name, no name, not JSO
 import enum
 import json
 
+from engine.until_marker import WHITESPACE
 from httpd.parsing.calls import Calls
 from httpd.parsing.json_value import JsonValue, is_json_object
-from httpd.parsing.output import WHITESPACE, CallArguments, CallEnded, Content, OutputEvent
+from httpd.parsing.output import CallArguments, CallEnded, Content, OutputEvent
 
 NO_ARGUMENTS = "{}"
 

@@ -13,10 +13,10 @@ import enum
 import re
 from dataclasses import dataclass
 
+from engine.until_marker import WHITESPACE, UntilMarker
 from httpd.parsing.call_object import CallObject
 from httpd.parsing.calls import CallReader, Calls, NamedCall
-from httpd.parsing.output import WHITESPACE, Content, OutputEvent
-from httpd.parsing.until_marker import UntilMarker
+from httpd.parsing.output import Content, OutputEvent
 
 # The longest text between Mistral's marker and the arguments; OpenAI's longest name has 64.
 MAX_HEADER_CHARS = 256
@@ -49,8 +49,6 @@ class _State(enum.Enum):
 
 class CallText:
     """The parser of all such formats. Owned by the HTTP loop."""
-
-    in_reasoning = False
 
     def __init__(self, format: CallFormat, calls: Calls) -> None:
         self._format = format

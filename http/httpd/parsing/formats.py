@@ -1,4 +1,4 @@
-"""Which parser reads a model's text: by its chat template, or by name.
+"""Which markers and which parser read a model's text: by its chat template, or by name.
 
 A chat template shows the model how to write calls and reasoning, so the markers in it are the ones
 that will come.
@@ -10,12 +10,13 @@ import string
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from engine.request import ReasoningMarkers
 from httpd.parsing.call_text import HERMES, JSON, LLAMA3, MISTRAL, CallText
 from httpd.parsing.calls import Calls
 from httpd.parsing.output import OutputParser, PlainText
-from httpd.parsing.reasoning import CLOSING, OPENING, ReasoningText
 
 AUTO = "auto"  # on the command line: as the chat template says
+_OPENING, _CLOSING = "<think>", "</think>"
 
 
 class ToolsFormat(enum.StrEnum):
@@ -77,33 +78,30 @@ def choose_formats(tools: str, reasoning: str, chat_template: str | None) -> For
     )
 
 
-def opens_reasoning(prompt: str) -> bool:
-    """Whether a rendered prompt ends inside reasoning."""
-    return prompt.rstrip().endswith(OPENING)
+def reasoning_markers(formats: Formats) -> ReasoningMarkers | None:
+    """What the detokenizer splits reasoning off by; None where all text is content."""
+    if formats.reasoning is ReasoningFormat.NONE:
+        return None
+    always = formats.reasoning is ReasoningFormat.DEEPSEEK_R1
+    return ReasoningMarkers(_OPENING, _CLOSING, always=always)
 
 
 def parser_for(
     formats: Formats,
     *,
     tool_names: Collection[str] = (),
-    reasoning_opened: bool = False,
     only_calls: bool = False,
 ) -> OutputParser:
-    """A new response's parser.
+    """The parser of a new response's content.
 
-    tool_names        the tools that may be called; empty: calls are content
-    reasoning_opened  `opens_reasoning` of the prompt
-    only_calls        a grammar makes the answer a JSON call or an array of calls, whatever format
-                      the model has (tool_choice `required` or a name)
+    tool_names  the tools that may be called; empty: calls are content
+    only_calls  a grammar makes the answer a JSON call or an array of calls, whatever format the
+                model has (tool_choice `required` or a name)
     """
     tools = ToolsFormat.JSON if only_calls else formats.tools
-    answer: OutputParser = PlainText()
-    if tool_names and tools is not ToolsFormat.NONE:
-        answer = CallText(_CALL_FORMATS[tools], Calls(tool_names, _id_maker(formats.tools)))
-    if formats.reasoning is ReasoningFormat.NONE:
-        return answer
-    opened = reasoning_opened or formats.reasoning is ReasoningFormat.DEEPSEEK_R1
-    return ReasoningText(answer, opened=opened)
+    if not tool_names or tools is ToolsFormat.NONE:
+        return PlainText()
+    return CallText(_CALL_FORMATS[tools], Calls(tool_names, _id_maker(formats.tools)))
 
 
 def _infer_tools(template: str) -> ToolsFormat:
@@ -119,7 +117,7 @@ def _infer_tools(template: str) -> ToolsFormat:
 
 
 def _infer_reasoning(template: str) -> ReasoningFormat:
-    if OPENING not in template and CLOSING not in template:
+    if _OPENING not in template and _CLOSING not in template:
         return ReasoningFormat.NONE
     return ReasoningFormat.DEEPSEEK_R1 if "<｜Assistant｜>" in template else ReasoningFormat.QWEN3
 

@@ -1,20 +1,11 @@
-"""What parsers make of a model's text: the events, and the Protocol of the parsers.
+"""What parsers make of a model's answer: the events, and the Protocol of the parsers.
 
-Knows no format, and not how an endpoint says these things on the wire.
+Reasoning is split off before, by the detokenizer. Knows no format, and not how an endpoint says
+these things on the wire.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
-
-# What JSON calls whitespace. Nothing else is ever dropped.
-WHITESPACE = " \t\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """More of what the model thought."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class CallEnded:
     index: int
 
 
-OutputEvent = Reasoning | Content | CallBegan | CallArguments | CallEnded
+OutputEvent = Content | CallBegan | CallArguments | CallEnded
 
 
 class OutputParser(Protocol):
@@ -57,15 +48,10 @@ class OutputParser(Protocol):
     Guarantees
     - Joined over `feed` and `finish`, the events do not depend on how the text is cut into pieces.
     - No input raises, and time is linear in the text.
-    - Text is dropped only where it is a call's or the reasoning's markup: markers, whitespace
-      beside them, the JSON around a call's name and arguments. All else is in an event.
+    - Text is dropped only where it is a call's markup: markers, whitespace beside them, the JSON
+      around its name and arguments. All else is in an event.
     - Each call that began ends before the next begins. Arguments are never empty.
     """
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the text so far ends inside reasoning."""
-        ...
 
     @property
     def calls(self) -> int:
@@ -85,7 +71,6 @@ class OutputParser(Protocol):
 class PlainText:
     """All text is content. Immutable."""
 
-    in_reasoning = False
     calls = 0
 
     def feed(self, text: str) -> list[OutputEvent]:

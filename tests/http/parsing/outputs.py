@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from httpd.parsing.formats import Formats, ReasoningFormat, ToolsFormat, parser_for
+from httpd.parsing.formats import Formats, ToolsFormat, parser_for
 from httpd.parsing.output import (
     CallArguments,
     CallBegan,
@@ -10,25 +10,19 @@ from httpd.parsing.output import (
     Content,
     OutputEvent,
     OutputParser,
-    Reasoning,
 )
 
 TOOLS = ("add", "get_weather", "get-time.v2")
 
-# ("reasoning", text), ("content", text) or ("call", name, arguments), in order.
+# ("content", text) or ("call", name, arguments), in order.
 Part = tuple[str, ...]
 
 
 def new_parser(
-    tools: str = "none",
-    reasoning: str = "none",
-    *,
-    names: Sequence[str] = TOOLS,
-    opened: bool = False,
-    only_calls: bool = False,
+    tools: str = "none", *, names: Sequence[str] = TOOLS, only_calls: bool = False
 ) -> OutputParser:
-    formats = Formats(ToolsFormat(tools), ReasoningFormat(reasoning))
-    return parser_for(formats, tool_names=names, reasoning_opened=opened, only_calls=only_calls)
+    formats = Formats(tools=ToolsFormat(tools))
+    return parser_for(formats, tool_names=names, only_calls=only_calls)
 
 
 def run(parser: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
@@ -42,11 +36,9 @@ def run(parser: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
 
 def check(events: list[OutputEvent]) -> None:
     """Calls are numbered without gaps, one open at a time, ids differ, no event is empty."""
-    ids, open_call, answered = set[str](), None, False
+    ids, open_call = set[str](), None
     for event in events:
         match event:
-            case Reasoning(text):
-                assert text and not answered
             case Content(text):
                 assert text and open_call is None
             case CallBegan(index, id, name):
@@ -59,7 +51,6 @@ def check(events: list[OutputEvent]) -> None:
             case CallEnded(index):
                 assert index == open_call and told
                 open_call = None
-        answered |= not isinstance(event, Reasoning)
     assert open_call is None
 
 
@@ -68,22 +59,16 @@ def parts(events: list[OutputEvent]) -> list[Part]:
     merged: list[Part] = []
     for event in events:
         match event:
-            case Reasoning(text):
-                _add(merged, "reasoning", text)
             case Content(text):
-                _add(merged, "content", text)
+                if merged and merged[-1][0] == "content":
+                    text = merged.pop()[1] + text
+                merged.append(("content", text))
             case CallBegan(_, _, name):
                 merged.append(("call", name, ""))
             case CallArguments(_, text):
                 _, name, arguments = merged[-1]
                 merged[-1] = ("call", name, arguments + text)
     return merged
-
-
-def _add(merged: list[Part], kind: str, text: str) -> None:
-    if merged and merged[-1][0] == kind:
-        text = merged.pop()[1] + text
-    merged.append((kind, text))
 
 
 def cut(text: str, size: int) -> list[str]:

@@ -13,7 +13,6 @@ from httpd.parsing.output import (
     CallEnded,
     Content,
     OutputEvent,
-    Reasoning,
 )
 from tests.http.parsing.outputs import cut, new_parser, run
 
@@ -29,8 +28,6 @@ SECOND = '{"name": "get_weather"}'
 def delta(event: OutputEvent) -> dict[str, Any] | None:
     """The delta that says what an event says; None where nothing has to be said."""
     match event:
-        case Reasoning(text):
-            return {"reasoning_content": text}
         case Content(text):
             return {"content": text}
         case CallBegan(index, id, name):
@@ -44,8 +41,8 @@ def delta(event: OutputEvent) -> dict[str, Any] | None:
 
 
 def deltas(format: str, size: int) -> list[dict[str, Any]]:
-    text = "<think>\nHm.\n</think>\n\n" + TEXTS[format].format("Let me see.", FIRST, SECOND)
-    events = run(new_parser(format, "qwen3"), cut(text, size))
+    text = TEXTS[format].format("Let me see.", FIRST, SECOND)
+    events = run(new_parser(format), cut(text, size))
     told = [said for event in events if (said := delta(event)) is not None]
     return [{"role": "assistant", "content": ""}, *told, {}]
 
@@ -53,7 +50,6 @@ def deltas(format: str, size: int) -> list[dict[str, Any]]:
 def check_message(message: dict[str, Any]) -> None:
     assert message["role"] == "assistant"
     assert message["content"] == "Let me see."
-    assert message["reasoning_content"] == "Hm."
     first, second = message["tool_calls"]
     assert first["function"]["name"] == "add"
     assert first["function"]["arguments"] == '{"a": "}\\n", "b": 2}'

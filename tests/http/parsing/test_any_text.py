@@ -1,7 +1,6 @@
 """Texts put together at random, cut at random: what comes out does not depend on the cut."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ FORMATS = ("hermes", "llama3", "mistral", "json", "none")
 PIECES = [
     "<tool_call>", "</tool_call>", "<tool", "_call>", "</", "<", ">", "<|python_tag|>", "<|", "|>",
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL", "[", "]", "{", "}", '"', "\\", '\\"', ",", ";",
-    ":", " ", "\n", "<think>", "</think>", '"name"', '"arguments"', '"parameters"', '"id"', '"x"',
+    ":", " ", "\n", '"name"', '"arguments"', '"parameters"', '"id"', '"x"',
     '"name": "add"', '"name": "nobody"', '"arguments": {', "add", "get_weather", "null", "-1.5",
     "true", "é", "😀", "'", "\ud800", '{"name": "add", "arguments": {"a": 1}}',
     '{"arguments": {"t": "}\\"{</tool_call>"}, "name": "add"}',
@@ -31,20 +30,13 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def setups() -> Iterator[dict[str, str]]:
-    for tools in FORMATS:
-        yield {"tools": tools}
-        yield {"tools": tools, "reasoning": "qwen3"}
-    yield {"tools": "hermes", "reasoning": "deepseek-r1"}
-
-
-@pytest.mark.parametrize("setup", list(setups()), ids=lambda setup: "-".join(setup.values()))
+@pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=50)
 @given(data=st.data(), text=texts)
-def test_the_cut_does_not_matter(setup: dict[str, str], data: st.DataObject, text: str) -> None:
-    whole = parts(run(new_parser(**setup), [text]))
-    assert parts(run(new_parser(**setup), cut(text, 1))) == whole
-    assert parts(run(new_parser(**setup), data.draw(cuts(text)))) == whole
+def test_the_cut_does_not_matter(format: str, data: st.DataObject, text: str) -> None:
+    whole = parts(run(new_parser(format), [text]))
+    assert parts(run(new_parser(format), cut(text, 1))) == whole
+    assert parts(run(new_parser(format), data.draw(cuts(text)))) == whole
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -52,15 +44,6 @@ def test_the_cut_does_not_matter(setup: dict[str, str], data: st.DataObject, tex
 def test_without_a_call_nothing_is_lost(format: str, text: str) -> None:
     found = parts(run(new_parser(format, names=("no such tool",)), cut(text, 4)))
     assert found == ([("content", text)] if text else [])
-
-
-@given(text=texts)
-def test_reasoning_loses_nothing_but_its_markup(text: str) -> None:
-    found = dict(parts(run(new_parser("none", "deepseek-r1"), cut(text, 4))))
-    thought, marker, answer = text.partition("</think>")
-    thought = thought.lstrip(" \t\r\n").removeprefix("<think>")
-    assert found.get("reasoning", "") == thought.strip(" \t\r\n")
-    assert found.get("content", "") == answer.lstrip("\r\n")
 
 
 # Texts made to a plan: prose that holds no markup, and calls.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.request import ReasoningMarkers
 from httpd.parsing.formats import (
     REASONING_CHOICES,
     TOOLS_CHOICES,
@@ -10,7 +11,7 @@ from httpd.parsing.formats import (
     ToolsFormat,
     choose_formats,
     infer_formats,
-    opens_reasoning,
+    reasoning_markers,
 )
 
 # The lines of each family's template that show how calls and reasoning are written.
@@ -82,15 +83,10 @@ def test_names() -> None:
         choose_formats("hermes2", "auto", None)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "opens"),
-    [
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("<｜Assistant｜><think>", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("<|im_start|>assistant\n", False),
-        ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
-    ],
-)
-def test_a_prompt_opens_reasoning(prompt: str, opens: bool) -> None:
-    assert opens_reasoning(prompt) is opens
+def test_the_markers_of_reasoning() -> None:
+    def markers(format: str) -> ReasoningMarkers | None:
+        return reasoning_markers(Formats(reasoning=ReasoningFormat(format)))
+
+    assert markers("none") is None
+    assert markers("qwen3") == ReasoningMarkers("<think>", "</think>")
+    assert markers("deepseek-r1") == ReasoningMarkers("<think>", "</think>", always=True)

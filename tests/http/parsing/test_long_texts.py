@@ -12,37 +12,35 @@ ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 BEGUN = '{"name": "add", "parameters": {"a": "'
 OTHER = '<tool_call>{"name": "no such tool", "arguments": {"a": "'
 
-# name: (format, reasoning, text of about n characters): each the worst for some part.
-TEXTS: dict[str, tuple[str, str, Callable[[int], str]]] = {
-    "prose": ("hermes", "qwen3", lambda n: "word and " * (n // 9)),
-    "whitespace": ("hermes", "none", lambda n: " \n" * (n // 2)),
-    "whitespace before reasoning": ("none", "qwen3", lambda n: " \n" * (n // 2)),
-    "beginnings of markers": ("hermes", "none", lambda n: "<tool_call" * (n // 10)),
-    "markers": ("hermes", "none", lambda n: "<tool_call>" * (n // 11)),
-    "calls": ("hermes", "none", lambda n: ADD * (n // len(ADD))),
-    "reasoning": ("none", "deepseek-r1", lambda n: "hm </thin" * (n // 9)),
-    "arguments": ("llama3", "none", lambda n: BEGUN + '\\"' * (n // 2)),
-    "held arguments": ("json", "none", lambda n: '{"arguments":{"a":[' + '"x",' * (n // 4)),
-    "string arguments": ("json", "none", lambda n: '{"name":"add","arguments":"' + "x" * n),
-    "nesting": ("json", "none", lambda n: '{"name":"add","arguments":{"a":' + "[" * n),
-    "list of nothing": ("json", "none", lambda n: "[" * n),
-    "unknown tool": ("hermes", "none", lambda n: OTHER + "<tool_call>" * (n // 11)),
-    "long name": ("mistral", "none", lambda n: "[TOOL_CALLS]" + "x" * n),
-    "names": ("mistral", "none", lambda n: ("[TOOL_CALLS]" + "x" * 200) * (n // 212)),
-    "separators": ("json", "none", lambda n: '[{"name":"add"}' + ',{"name":"add"}' * (n // 15)),
+# name: (format, text of about n characters): each the worst for some part.
+TEXTS: dict[str, tuple[str, Callable[[int], str]]] = {
+    "prose": ("hermes", lambda n: "word and " * (n // 9)),
+    "whitespace": ("hermes", lambda n: " \n" * (n // 2)),
+    "beginnings of markers": ("hermes", lambda n: "<tool_call" * (n // 10)),
+    "markers": ("hermes", lambda n: "<tool_call>" * (n // 11)),
+    "calls": ("hermes", lambda n: ADD * (n // len(ADD))),
+    "arguments": ("llama3", lambda n: BEGUN + '\\"' * (n // 2)),
+    "held arguments": ("json", lambda n: '{"arguments":{"a":[' + '"x",' * (n // 4)),
+    "string arguments": ("json", lambda n: '{"name":"add","arguments":"' + "x" * n),
+    "nesting": ("json", lambda n: '{"name":"add","arguments":{"a":' + "[" * n),
+    "list of nothing": ("json", lambda n: "[" * n),
+    "unknown tool": ("hermes", lambda n: OTHER + "<tool_call>" * (n // 11)),
+    "long name": ("mistral", lambda n: "[TOOL_CALLS]" + "x" * n),
+    "names": ("mistral", lambda n: ("[TOOL_CALLS]" + "x" * 200) * (n // 212)),
+    "separators": ("json", lambda n: '[{"name":"add"}' + ',{"name":"add"}' * (n // 15)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("whole", [False, True], ids=["pieces", "whole"])
 def test_time_is_linear(name: str, whole: bool) -> None:
-    tools, reasoning, make = TEXTS[name]
+    tools, make = TEXTS[name]
 
     def seconds(chars: int) -> float:
         text = make(chars)
         pieces = [text] if whole else cut(text, 4)
         begun = time.thread_time()
-        parser = new_parser(tools, reasoning)
+        parser = new_parser(tools)
         for piece in pieces:
             parser.feed(piece)
         parser.finish()

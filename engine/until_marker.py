@@ -1,10 +1,16 @@
-"""Text up to a marker, in pieces of any size."""
+"""Text up to a marker, in pieces of any size.
 
-from httpd.parsing.output import WHITESPACE
+Knows no marker itself: reasoning ends with one, and tool calls begin with one.
+"""
+
+from typing import Final
+
+# What JSON calls whitespace. Nothing else is ever dropped.
+WHITESPACE: Final = " \t\r\n"
 
 
 class UntilMarker:
-    """Releases text until a marker comes. Owned by the HTTP loop.
+    """Releases text until a marker comes. Owned by the thread that reads the text.
 
     Holds back what may turn out to be the marker's: the beginning of one, and whitespace before it.
     """
