@@ -13,7 +13,13 @@ import pytest
 
 from engine.core import Engine
 from engine.offline import LLM, Output
-from engine.request import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+from engine.request import (
+    ChatPrompt,
+    ReasoningMarkers,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
 from tests.fakes_tokenizers import write_checkpoint
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0)
@@ -129,6 +135,20 @@ def test_stop_strings_and_stop_ids(llm: LLM) -> None:
     assert cut.token_ids == free.token_ids[: free.token_ids.index(stop_id) + 1]
 
 
+def test_reasoning_is_apart(llm: LLM) -> None:
+    """What this model writes, taken for reasoning that ends where a part of it stands."""
+    params = replace(GREEDY, max_new_tokens=30)
+    free = one(llm, "the cat", params)
+    middle = len(free.text) // 2
+    marker = free.text[middle : middle + 3]
+    assert marker == marker.strip() and free.reasoning == ""
+    markers = ReasoningMarkers("<think>", marker, always=True)
+    output = one(llm, "the cat", replace(params, reasoning=markers))
+    reasoning, _, content = free.text.partition(marker)
+    assert (output.reasoning, output.text) == (reasoning.strip(), content.lstrip("\r\n"))
+    assert output.token_ids == free.token_ids
+
+
 def test_seeds(llm: LLM) -> None:
     def ids(seed: int | None) -> tuple[int, ...]:
         return one(llm, "the cat", SamplingParams(max_new_tokens=20, seed=seed)).token_ids
@@ -165,6 +185,7 @@ def test_without_params_the_context_is_the_limit(llm: LLM) -> None:
         ("min_p", math.inf),
         ("stop", ("",)),
         ("stop_token_ids", (10**6,)),
+        ("reasoning", ReasoningMarkers("<think>", "")),
     ],
 )
 def test_wrong_parameters_are_refused_by_name(llm: LLM, field: str, value: Any) -> None:
