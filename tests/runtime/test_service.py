@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,18 @@ async def test_deltas_that_piled_up_come_as_one(bench: Bench) -> None:
     (merged,) = await collect(route)
     assert merged.text == text and bytes(merged.token_ids).decode() == text
     assert merged.finish is Finish.LENGTH and merged.completion_tokens == len(text)
+
+
+@scenario
+async def test_reasoning_piles_up_beside_text(bench: Bench) -> None:
+    route = await bench.accepted()
+    for tokens, char in enumerate("abcd" * 40, 1):
+        thought = replace(delta(route.id, tokens=tokens), reasoning=char, reasoning_tokens=tokens)
+        bench.tell(thought)
+    bench.tell(replace(delta(route.id, "x", Finish.STOP, 161), reasoning_tokens=160))
+    (merged,) = await collect(route)
+    assert (merged.reasoning, merged.text) == ("abcd" * 40, "x")
+    assert (merged.reasoning_tokens, merged.completion_tokens) == (160, 161)
 
 
 @scenario
