@@ -36,8 +36,8 @@ class ReasoningSplitter:
     """Where one response's text stands. Owned by the detokenizer thread."""
 
     __slots__ = (
-        *("_begun", "_begun_tokens", "_inside", "_opened", "_opening", "_space", "_state"),
-        "tokens",
+        *("_begun", "_begun_tokens", "_opened", "_opening", "_reasoning", "_space", "_state"),
+        *("is_inside", "tokens"),
     )
 
     def __init__(self, markers: ReasoningMarkers, *, opened: bool) -> None:
@@ -48,15 +48,9 @@ class ReasoningSplitter:
         self._space: list[str] = []  # before an opening that may come
         self._begun = ""  # of an opening
         self._begun_tokens = 0  # those of `_begun`, which are nobody's yet
-        self._inside = UntilMarker(markers.closing)
+        self._reasoning = UntilMarker(markers.closing)
+        self.is_inside = opened  # the text so far ends inside reasoning
         self.tokens = 0  # that have text between the two markers or in them
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the text so far ends inside reasoning."""
-        if self._state is _State.START:
-            return self._opened
-        return self._state in (_State.LEAD, _State.INSIDE)
 
     def feed(self, text: str, tokens: int = 1) -> tuple[str, str]:
         """(reasoning, content) that may be sent after `text`, made of so many tokens, has come.
@@ -78,7 +72,7 @@ class ReasoningSplitter:
         """(reasoning, content) that was held: the text is over. Called once."""
         if self._state is _State.START and not self._opened:
             return "", "".join(self._space) + self._begun
-        return self._begun + self._inside.flush().rstrip(WHITESPACE), ""
+        return self._begun + self._reasoning.flush().rstrip(WHITESPACE), ""
 
     def _start(self, text: str) -> str:
         """Looks for an opening; returns what of the text so far is not decided here."""
@@ -87,7 +81,7 @@ class ReasoningSplitter:
         if len(bare) < len(text):
             self._space.append(text[: len(text) - len(bare)])
         if bare.startswith(self._opening):
-            self._state = _State.LEAD
+            self._state, self.is_inside = _State.LEAD, True
             return bare[len(self._opening) :]
         if self._opening.startswith(bare):
             self._begun = bare
@@ -106,10 +100,11 @@ class ReasoningSplitter:
             if position < len(text):
                 self._state = _State.INSIDE
         if self._state is _State.INSIDE:
-            reasoning, position = self._inside.take(text, position)
-            if self._inside.found:
-                self._inside.flush()
-                self._state = _State.BREAKS
+            reasoning, position = self._reasoning.take(text, position)
+            if not self._reasoning.found:
+                return reasoning, ""
+            self._reasoning.flush()
+            self._state, self.is_inside = _State.BREAKS, False
         if self._state is _State.BREAKS:
             position = _skip(text, position, _LINE_BREAKS)
             if position < len(text):

@@ -31,7 +31,7 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), text=texts)
 def test_the_cut_does_not_matter(format: str, data: st.DataObject, text: str) -> None:
     whole = parts(run(new_parser(format), [text]))
@@ -40,6 +40,7 @@ def test_the_cut_does_not_matter(format: str, data: st.DataObject, text: str) ->
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@settings(deadline=None)
 @given(text=texts)
 def test_without_a_call_nothing_is_lost(format: str, text: str) -> None:
     found = parts(run(new_parser(format, names=("no such tool",)), cut(text, 4)))
