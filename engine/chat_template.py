@@ -46,7 +46,7 @@ class ChatTemplate:
             "documents": None,
             **prompt.template_kwargs,
             "messages": [_plain(m, f"messages[{i}]") for i, m in enumerate(prompt.messages)],
-            "add_generation_prompt": True,
+            "add_generation_prompt": not prompt.continue_final,
         }
         parts, chars = [], 0
         try:
@@ -67,7 +67,22 @@ class ChatTemplate:
             raise PromptError(
                 f"the messages make a prompt of more than {self._max_chars} characters", "messages"
             )
-        return "".join(parts)
+        text = "".join(parts)
+        return _up_to_final(text, variables["messages"][-1]) if prompt.continue_final else text
+
+
+def _up_to_final(text: str, message: Mapping[str, Any]) -> str:
+    """The text up to the end of the last message's content. Raises PromptError."""
+    content = message["content"]
+    at = text.rfind(content.strip())
+    if at < 0:
+        raise PromptError(
+            "the chat template does not show the last message's text as it is, so that it cannot "
+            "be continued",
+            "continue_final_message",
+        )
+    exact = content.lstrip()
+    return text[: at + len(exact if text.startswith(exact, at) else content.strip())]
 
 
 def read_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ class Submission:
     max_tokens_given: bool  # False: max_new_tokens is cut to the context's rest
     arrived_s: float  # time.monotonic()
     grammar: CompiledGrammar | None = None
+    namespace: str = ""  # requests of one namespace share prefixes, and no others
 
 
 @dataclass(frozen=True, slots=True)

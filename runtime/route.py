@@ -74,6 +74,9 @@ class Route:
         self._deltas.append(delta)
         if len(self._deltas) > _MERGE_ABOVE:
             self._deltas = [_merged(self._deltas)]
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -87,6 +90,8 @@ class Route:
         finish = Finish.NONE
         while finish is Finish.NONE:
             while not self._deltas:
+                if self._on_abort is None:
+                    return
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             deltas, self._deltas = self._deltas, []
@@ -98,6 +103,7 @@ class Route:
         """Drops what is buffered and all that comes; ends the request where it still runs."""
         on_abort, self._on_abort = self._on_abort, None
         self._deltas = []
+        self._wake()
         if on_abort is not None and not self.is_over:
             on_abort(self)
 
@@ -110,6 +116,7 @@ def _merged(deltas: list[Delta]) -> Delta:
     return replace(
         last,
         text="".join(delta.text for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
         token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
         scores=tuple(chain.from_iterable(delta.scores for delta in deltas)),
         prompt=deltas[0].prompt,  # it comes with the first

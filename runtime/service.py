@@ -86,11 +86,14 @@ class ThreadedService:
         *,
         max_tokens_given: bool,
         constraint: Constraint | None = None,
+        namespace: str = "",
     ) -> tuple[Route, ...]:
         grammar = None if constraint is None else await self._compile(constraint)
         routes = self._open(len(params))
         ids = tuple(route.id for route in routes)
-        submission = Submission(ids, prompt, params, max_tokens_given, time.monotonic(), grammar)
+        submission = Submission(
+            ids, prompt, params, max_tokens_given, time.monotonic(), grammar, namespace
+        )
         shortest = min(range(len(self._encoding)), key=self._encoding.__getitem__)
         self._encoding[shortest] += 1
         self._send(self._rings.submissions[shortest], submission)

@@ -90,6 +90,7 @@ class TokenizerLoop:
                 seed=params.draw_seed(),
                 arrived_s=submission.arrived_s,
                 grammar=submission.grammar,
+                namespace=submission.namespace,
             )
             for request_id, params in zip(submission.ids, submission.params, strict=True)
         ]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from engine.request import Delta, Finish, Prompt, SamplingParams
-from httpd.service import ModelCard, Occupancy, Rejected, State
+from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
 
 CARD = ModelCard(
     id="org/tiny-model", created=1_700_000_000, max_model_len=64, vocab_size=100,
@@ -60,8 +60,11 @@ class FakeGeneration:
 @dataclass(frozen=True)
 class Submission:
     prompt: Prompt
-    params: SamplingParams
+    params: SamplingParams  # the first
     max_tokens_given: bool
+    all_params: tuple[SamplingParams, ...]
+    constraint: Constraint | None
+    namespace: str
 
 
 class FakeService:
@@ -99,9 +102,17 @@ class FakeService:
         return self.card
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, max_tokens_given: bool
-    ) -> FakeGeneration:
-        self.submissions.append(Submission(prompt, params, max_tokens_given))
+        self,
+        prompt: Prompt,
+        params: tuple[SamplingParams, ...],
+        *,
+        max_tokens_given: bool,
+        constraint: Constraint | None = None,
+        namespace: str = "",
+    ) -> list[FakeGeneration]:
+        self.submissions.append(
+            Submission(prompt, params[0], max_tokens_given, params, constraint, namespace)
+        )
         self.submitting.set()
         try:
             await self.accept.wait()
@@ -110,9 +121,9 @@ class FakeService:
             raise
         if self.refusal is not None:
             raise self.refusal
-        generation = FakeGeneration(self.script, self.produce)
-        self.generations.append(generation)
-        return generation
+        generations = [FakeGeneration(self.script, self.produce) for _ in params]
+        self.generations += generations
+        return generations
 
 
 def context_refusal() -> Rejected:

@@ -20,7 +20,7 @@ PACKAGES = {
 MAY_IMPORT = {
     "gpu_ops": set(),
     "engine": {"gpu_ops"},
-    "httpd": {"engine.request", "engine.until_marker"},
+    "httpd": {"engine.request", "engine.grammar.spec", "engine.until_marker"},
     "runtime": {"engine", "httpd"},
 }
 # The engine's host half: decides everything, and never loads torch.
@@ -30,6 +30,8 @@ TORCH_FREE = (
     "cache_factory", "rows", "waiting", "fence", "forecast", "plan", "scheduler", "core",
     "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
     "stopping", "reasoning", "until_marker", "config", "rope", "model_config", "limits",
+    "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
+    "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 
 

@@ -1,19 +1,20 @@
-"""What both endpoints' answers have in common: identity, usage, the end, and a Protocol of shapes.
+"""What the endpoints' answers have in common: identity, usage, ends, and the Protocol of a choice.
 
-A shape writes bytes for one response. The constant part of a stream's chunks is serialised once per
-response; a chunk then costs one JSON string.
+A choice writes the JSON of one element of `choices`. The constant part of a stream's chunks is
+serialised once per response; a chunk of plain text then costs one JSON string.
 """
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
 from engine.request import Delta, Finish
 from httpd.errors import internal_error
-from httpd.service import ModelCard, Rejected
-from httpd.text import json_string
+from httpd.service import Generation, ModelCard, Rejected
+from httpd.text import json_text
 
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
@@ -33,13 +34,19 @@ class Identity:
         fingerprint = sha256(f"{version} {card.id}".encode()).hexdigest()[:12]
         return cls(prefix + secrets.token_hex(16), int(time.time()), card.id, f"fp_{fingerprint}")
 
+    def fields(self, kind: str) -> dict[str, Any]:
+        """The keys of the response's object before its choices."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
     def head(self, kind: str) -> str:
         """The start of the response's JSON object, up to its choices."""
-        return (
-            f'{{"id":"{self.id}","object":"{kind}","created":{self.created},'
-            f'"model":{json_string(self.model)},'
-            f'"system_fingerprint":{json_string(self.system_fingerprint)}'
-        )
+        return json_text(self.fields(kind))[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class End:
     """How a generation ended."""
 
     reason: str  # finish_reason on the wire
-    stop_match: str | int | None
+    stop_match: str | int | None = None
 
     @classmethod
     def of(cls, delta: Delta) -> "End | None":
@@ -73,36 +80,59 @@ class End:
         return {"finish_reason": self.reason, "stop_reason": self.stop_match}
 
 
-class Shape(Protocol):
-    """The JSON of one endpoint's answer. `usage` is a JSON fragment such as `,"usage":null`."""
+class Choice(Protocol):
+    """One choice of an answer while it grows. Owned by the HTTP loop.
 
-    def opening(self, usage: str) -> str:
-        """The events before any text; "" for none."""
+    Either `opening` and `chunks` are used, for a stream, or `take` and `whole`.
+    """
+
+    is_over: bool  # its end was taken; what the generation still brings is not wanted
+
+    def opening(self) -> list[str]:
+        """Elements of `choices` before anything is generated."""
         ...
 
-    def text(self, text: str, usage: str) -> str:
-        """The event for some text."""
+    def chunks(self, delta: Delta) -> list[str]:
+        """Elements of `choices` for what a delta brings, its end included.
+
+        Raises `Rejected` for a failed generation.
+        """
         ...
 
-    def closing(self, end: End, usage: str) -> str:
-        """The event that ends the choice."""
+    def take(self, delta: Delta) -> None:
+        """Adds what a delta brings. Raises `Rejected` for a failed generation."""
         ...
 
-    def last_usage(self, usage: str) -> str:
-        """The event without choices that ends a stream with include_usage."""
-        ...
-
-    def whole(self, text: str, end: End, usage: dict[str, Any]) -> dict[str, Any]:
-        """The one object of an answer that is not streamed."""
+    def whole(self) -> dict[str, Any]:
+        """The element of `choices`, once the generation has ended."""
         ...
 
 
-def usage_object(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's `usage`."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
-    }
+class Usage:
+    """Tokens of one response so far. Owned by the HTTP loop."""
+
+    def __init__(self, generations: Sequence[Generation], per_prompt: int) -> None:
+        """per_prompt  generations of each prompt, which is computed once for all of them"""
+        self._prompt_tokens = sum(each.prompt_tokens for each in generations[::per_prompt])
+        self._per_prompt = per_prompt
+        self._last: list[Delta | None] = [None] * len(generations)
+
+    def take(self, index: int, delta: Delta) -> None:
+        """The delta's counts, which are those of generation `index` so far."""
+        self._last[index] = delta
+
+    def object(self) -> dict[str, Any]:
+        """OpenAI's `usage`."""
+        told = [delta for delta in self._last if delta is not None]
+        cached = sum(delta.cached_tokens for delta in self._last[:: self._per_prompt] if delta)
+        completion = sum(delta.completion_tokens for delta in told)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(delta.reasoning_tokens for delta in told),
+                "audio_tokens": 0,
+            },
+        }

@@ -12,10 +12,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from httpd import chat, completions
+from httpd import chat_choice, completions
 from httpd.admin import Control, admin_routes
 from httpd.auth import KeyGuard
 from httpd.body import BodyLimit
+from httpd.chat import parse_chat
 from httpd.deadline import RequestTimeout
 from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
@@ -26,8 +27,20 @@ from httpd.service import Rejected, Service
 from httpd.settings import HttpSettings
 from httpd.status import status_routes
 
-CHAT = Api(chat.ID_PREFIX, chat.parse_chat, chat.ChatShape)
-COMPLETIONS = Api(completions.ID_PREFIX, completions.parse_completion, completions.CompletionShape)
+CHAT = Api(
+    chat_choice.ID_PREFIX,
+    chat_choice.OBJECT,
+    chat_choice.CHUNK_OBJECT,
+    parse_chat,
+    chat_choice.ChatChoice,
+)
+COMPLETIONS = Api(
+    completions.ID_PREFIX,
+    completions.OBJECT,
+    completions.OBJECT,
+    completions.parse_completion,
+    completions.CompletionChoice,
+)
 
 
 def create_app(

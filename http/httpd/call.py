@@ -1,10 +1,14 @@
 """One checked request, as the endpoints hand it to the service and to the answer."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from engine.request import Prompt, SamplingParams
 from httpd.fields import Fields, StreamOptions
-from httpd.service import ModelCard
+from httpd.parsing.output import OutputParser, PlainText
+from httpd.service import Constraint, ModelCard
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: seeds that are far from each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +18,21 @@ class Telling:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    logprobs: bool = False
+    new_parser: Callable[[], OutputParser] = PlainText  # for each choice's content
+    named_call: bool = False  # the one tool to be called was named: its end is "stop"
+    parallel_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What to generate, and how to tell it."""
+    """What to generate, and how to tell it. Choice i * n + j is params[j] of prompts[i]."""
 
-    prompt: Prompt
-    params: SamplingParams
+    prompts: tuple[Prompt, ...]
+    params: tuple[SamplingParams, ...]  # n
     max_tokens_given: bool
+    constraint: Constraint | None
+    namespace: str  # whoever names the same shares a prefix cache
     telling: Telling
     unknown_fields: tuple[str, ...]  # some names in the body that were ignored, as shown
 
@@ -30,23 +40,42 @@ class Call:
     def of(
         cls,
         fields: Fields,
-        prompt: Prompt,
-        card: ModelCard,
+        prompts: tuple[Prompt, ...],
+        params: SamplingParams,
+        telling: Telling,
         *,
-        default_tokens: int,
+        constraint: Constraint | None,
         unknown_fields: tuple[str, ...],
     ) -> "Call":
-        """The call for checked fields; `default_tokens` shrinks to fit, the client's limit not."""
-        limit = fields.token_limit()
-        options = fields.stream_options or StreamOptions()
+        """The call for checked fields."""
         return cls(
-            prompt=prompt,
-            params=fields.sampling(limit or default_tokens, card.vocab_size),
-            max_tokens_given=limit is not None,
-            telling=Telling(
-                stream=fields.stream,
-                include_usage=options.include_usage,
-                continuous_usage=options.continuous_usage_stats,
-            ),
+            prompts=prompts,
+            params=tuple(_seeded(params, index) for index in range(fields.n)),
+            max_tokens_given=fields.token_limit() is not None,
+            constraint=constraint,
+            namespace=fields.cache_salt,
+            telling=telling,
             unknown_fields=unknown_fields,
         )
+
+
+def sampling(fields: Fields, card: ModelCard, default_tokens: int) -> SamplingParams:
+    """The engine's parameters; `default_tokens` shrinks to fit, the client's limit does not.
+
+    Raises `Rejected`.
+    """
+    limit = fields.token_limit()
+    return fields.sampling(default_tokens if limit is None else limit, card.vocab_size)
+
+
+def telling_of(fields: Fields) -> Telling:
+    """What every endpoint's body says of the answer's form."""
+    options = fields.stream_options or StreamOptions()
+    return Telling(fields.stream, options.include_usage, options.continuous_usage_stats)
+
+
+def _seeded(params: SamplingParams, index: int) -> SamplingParams:
+    """Each choice has a seed of its own, which depends on the client's and its index alone."""
+    if params.seed is None or index == 0:
+        return params
+    return replace(params, seed=(params.seed + index * _SEED_STEP) % (1 << 64))

@@ -1,21 +1,25 @@
-"""/v1/completions: its body and the shape of its answer."""
+"""The body of /v1/completions, and one choice of its answer."""
 
-import json
+from dataclasses import replace
 from typing import Any
 
-from engine.request import Prompt, TextPrompt, TokenPrompt
-from httpd.answer import End, Identity
-from httpd.call import Call
+from engine.request import Delta, Prompt, TextPrompt, TokenPrompt, TokenScore
+from httpd.answer import End
+from httpd.call import Call, Telling, sampling, telling_of
 from httpd.errors import invalid, unknown_model, unsupported, wrong_type
 from httpd.fields import CompletionFields, read_fields, unknown_fields
+from httpd.logprobs import CompletionLogprobs, joined
 from httpd.service import ModelCard, Rejected
 from httpd.strict_json import parse_object
+from httpd.structured import read_constraint
 from httpd.text import json_string, json_text, shown, well_formed
 
 ID_PREFIX = "cmpl-"
+OBJECT = "text_completion"  # of a stream's chunks too
 DEFAULT_MAX_TOKENS = 16  # the OpenAI API's own
+MAX_PROMPTS = 128
 
-_PROMPT_FORMS = "a string, an array of token ids, or an array with one of these"
+_PROMPT_FORMS = "a string, an array of token ids, or an array of these"
 
 
 def parse_completion(body: bytes, card: ModelCard) -> Call:
@@ -27,77 +31,144 @@ def parse_completion(body: bytes, card: ModelCard) -> Call:
     fields = read_fields(CompletionFields, raw)
     if fields.model != card.id:
         raise unknown_model(fields.model)
-    prompt = _prompt(fields.prompt, card.vocab_size)
-    unknown = unknown_fields(CompletionFields, raw)
-    default = DEFAULT_MAX_TOKENS
-    return Call.of(fields, prompt, card, default_tokens=default, unknown_fields=unknown)
+    _check_combination(fields)
+    of_prompt = fields.logprobs if fields.echo else fields.prompt_logprobs
+    params = replace(
+        sampling(fields, card, DEFAULT_MAX_TOKENS),
+        echo=fields.echo,
+        logprobs=fields.logprobs,
+        prompt_logprobs=of_prompt,
+    )
+    return Call.of(
+        fields,
+        _prompts(fields.prompt, card.vocab_size),
+        params,
+        replace(telling_of(fields), logprobs=fields.logprobs is not None),
+        constraint=read_constraint(fields),
+        unknown_fields=unknown_fields(CompletionFields, raw),
+    )
 
 
-def _prompt(prompt: Any, vocab_size: int) -> Prompt:
+def _check_combination(fields: CompletionFields) -> None:
+    if fields.token_limit() == 0 and not fields.echo:
+        raise invalid(
+            "Invalid 'max_tokens': 0 is below the minimum of 1, unless 'echo' is true.",
+            "max_tokens",
+            "integer_below_min_value",
+        )
+    if fields.prompt_logprobs is not None and not fields.echo:
+        raise unsupported(
+            "prompt_logprobs",
+            "Unsupported 'prompt_logprobs': a completion tells those of its prompt with 'echo' and "
+            "'logprobs'.",
+        )
+
+
+def _prompts(prompt: Any, vocab_size: int) -> tuple[Prompt, ...]:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise unsupported(
+        if len(prompt) > MAX_PROMPTS:
+            raise invalid(
+                f"Invalid 'prompt': it must be an array of at most {MAX_PROMPTS} prompts, not "
+                f"{len(prompt)}.",
                 "prompt",
-                f"Unsupported 'prompt': an array of {len(prompt)} prompts; send one per request.",
+                "array_above_max_length",
             )
-        prompt = prompt[0]
+        return tuple(_prompt(each, f"prompt[{i}]", vocab_size) for i, each in enumerate(prompt))
+    return (_prompt(prompt, "prompt", vocab_size),)
+
+
+def _prompt(prompt: Any, path: str, vocab_size: int) -> Prompt:
     if isinstance(prompt, str) and prompt:
         return TextPrompt(prompt)
     if isinstance(prompt, list) and prompt:
-        return TokenPrompt(_token_ids(prompt, vocab_size))
+        return TokenPrompt(_token_ids(prompt, path, vocab_size))
     if prompt in ("", []):
-        raise invalid("Invalid 'prompt': it is empty.", "prompt", "empty_prompt")
-    raise wrong_type("prompt", _PROMPT_FORMS, prompt)
+        raise invalid(f"Invalid '{path}': it is empty.", path, "empty_prompt")
+    raise wrong_type(path, _PROMPT_FORMS, prompt)
 
 
-def _token_ids(ids: list[Any], vocab_size: int) -> tuple[int, ...]:
+def _token_ids(ids: list[Any], path: str, vocab_size: int) -> tuple[int, ...]:
     # Two passes without a Python-level loop body: prompts of a million ids are legal JSON.
     if set(map(type, ids)) != {int}:
         index = next(i for i, token_id in enumerate(ids) if type(token_id) is not int)
-        raise wrong_type(f"prompt[{index}]", "a token id (an integer)", ids[index])
+        raise wrong_type(f"{path}[{index}]", "a token id (an integer)", ids[index])
     if min(ids) < 0 or max(ids) >= vocab_size:
-        raise _out_of_vocabulary(ids, vocab_size)
+        raise _out_of_vocabulary(ids, path, vocab_size)
     return tuple(ids)
 
 
-def _out_of_vocabulary(ids: list[int], vocab_size: int) -> Rejected:
+def _out_of_vocabulary(ids: list[int], path: str, vocab_size: int) -> Rejected:
     index = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
     return invalid(
-        f"Invalid 'prompt[{index}]': token id {shown(ids[index])} is not in the vocabulary of "
+        f"Invalid '{path}[{index}]': token id {shown(ids[index])} is not in the vocabulary of "
         f"{vocab_size} tokens.",
-        f"prompt[{index}]",
+        f"{path}[{index}]",
         "invalid_token_id",
     )
 
 
-class CompletionShape:
-    """Completion objects; `text_completion` when streaming too. Immutable."""
+class CompletionChoice:
+    """Text and logprobs of one choice. Owned by the HTTP loop."""
 
-    def __init__(self, identity: Identity) -> None:
-        head = identity.head("text_completion")
-        self._head = json.loads(head + "}")
-        self._empty = f'data: {head},"choices":[]'
-        self._choice = f'data: {head},"choices":[{{"index":0,"text":'
+    def __init__(self, index: int, telling: Telling) -> None:
+        self.is_over = False
+        self._index = index
+        self._start = f'{{"index":{index},"text":'
+        self._logprobs = CompletionLogprobs() if telling.logprobs else None
+        self._scores: list[TokenScore] = []  # not yet told
+        self._end: End | None = None
+        # The text, where the answer is not a stream.
+        self._text: list[str] = []
+        self._pieces: list[dict[str, Any]] = []
 
-    def opening(self, usage: str) -> str:
+    # A stream
+
+    def opening(self) -> list[str]:
         """Nothing: there is no role to tell."""
-        return ""
+        return []
 
-    def text(self, text: str, usage: str) -> str:
-        """One piece of text."""
-        text = json_string(text)
-        return f'{self._choice}{text},"logprobs":null,"finish_reason":null}}]{usage}}}\n\n'
+    def chunks(self, delta: Delta) -> list[str]:
+        """The echoed prompt, some text, the end: each in a chunk of its own."""
+        told = []
+        if delta.prompt is not None:
+            piece = None if self._logprobs is None else self._logprobs.prompt(delta.prompt)
+            told.append(self._chunk(delta.prompt.text, piece))
+        self._scores += delta.scores
+        end = End.of(delta)
+        if delta.text:
+            told.append(self._chunk(delta.text, self._take_piece()))
+        if end is not None:
+            self.is_over = True
+            told.append(self._chunk("", self._take_piece(), end))
+        return told
 
-    def closing(self, end: End, usage: str) -> str:
-        """No text, and the finish reason."""
-        fields = json_text(end.fields())[1:]
-        return f'{self._choice}"","logprobs":null,{fields}]{usage}}}\n\n'
+    def _chunk(self, text: str, logprobs: dict[str, Any] | None, end: End | None = None) -> str:
+        finish = '"finish_reason":null}' if end is None else json_text(end.fields())[1:]
+        return f'{self._start}{json_string(text)},"logprobs":{json_text(logprobs)},{finish}'
 
-    def last_usage(self, usage: str) -> str:
-        """Usage without a choice."""
-        return f"{self._empty}{usage}}}\n\n"
+    def _take_piece(self) -> dict[str, Any] | None:
+        if self._logprobs is None or not self._scores:
+            return None
+        piece, self._scores = self._logprobs.piece(self._scores), []
+        return piece
 
-    def whole(self, text: str, end: End, usage: dict[str, Any]) -> dict[str, Any]:
-        """A text_completion object."""
-        choice = {"index": 0, "text": well_formed(text), "logprobs": None, **end.fields()}
-        return {**self._head, "choices": [choice], "usage": usage}
+    # A whole answer
+
+    def take(self, delta: Delta) -> None:
+        if delta.prompt is not None:
+            self._text.append(delta.prompt.text)
+            if self._logprobs is not None:
+                self._pieces.append(self._logprobs.prompt(delta.prompt))
+        self._scores += delta.scores
+        self._text.append(delta.text)
+        self._end = End.of(delta)
+        self.is_over = self._end is not None
+
+    def whole(self) -> dict[str, Any]:
+        """The choice."""
+        assert self._end is not None
+        piece = self._take_piece()
+        pieces = [*self._pieces, *([] if piece is None else [piece])]
+        logprobs = None if self._logprobs is None else joined(pieces)
+        text = well_formed("".join(self._text))
+        return {"index": self._index, "text": text, "logprobs": logprobs, **self._end.fields()}

@@ -4,14 +4,16 @@ pydantic checks types and ranges in strict mode: a boolean is no integer, "1" is
 nulls are dropped before, so null always means the default.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from engine.request import SamplingParams
-from httpd.errors import unsupported
+from httpd.errors import invalid, unsupported
 from httpd.invalid import first_error
+from httpd.service import Rejected
 from httpd.text import shown
 
 INT32_MAX = 2**31 - 1
@@ -20,6 +22,13 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 128
+
+MAX_TOOLS = 128
+MAX_CHOICES = 128  # of one prompt
+MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_ALLOWED_IDS = 65_536
+MAX_SALT_CHARS = 256
 
 MAX_UNKNOWN_NAMES = 16  # of one body, for the log
 
@@ -33,6 +42,14 @@ StopStrings = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()]
+
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
+]
+AllowedIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS), FailFast()]
 
 
 class StreamOptions(BaseModel):
@@ -69,22 +86,39 @@ class Fields(BaseModel):
     stop_token_ids: StopTokenIds = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False  # SGLang's name for the same
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    logit_bias: LogitBias = Field(default_factory=dict)
+    allowed_token_ids: AllowedIds | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     def token_limit(self) -> int | None:
         """The most tokens to generate, None where the client does not say."""
-        return self.max_completion_tokens or self.max_tokens
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
 
     def sampling(self, max_new_tokens: int, vocab_size: int) -> SamplingParams:
-        """The engine's parameters. Raises `Rejected` for a stop id out of the vocabulary."""
-        for index, token_id in enumerate(self.stop_token_ids):
-            if token_id >= vocab_size:
-                raise unsupported(
-                    f"stop_token_ids[{index}]",
-                    f"Invalid 'stop_token_ids[{index}]': {token_id} is not in the vocabulary of "
-                    f"{vocab_size} tokens.",
-                )
+        """The engine's parameters. Raises `Rejected` for an id out of the vocabulary."""
+        self._check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        self._check_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        if self.min_tokens > max_new_tokens:
+            raise invalid(
+                f"Invalid 'min_tokens': {self.min_tokens} is above the {max_new_tokens} tokens "
+                "that the answer may have.",
+                "min_tokens",
+                "integer_above_max_value",
+            )
+        allowed = self.allowed_token_ids
         return SamplingParams(
             max_new_tokens=max_new_tokens,
             temperature=self.temperature,
@@ -96,7 +130,42 @@ class Fields(BaseModel):
             stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids)),
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
+            include_stop=self.include_stop_str_in_output or self.no_stop_trim,
+            min_tokens=self.min_tokens,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self._biases(vocab_size),
+            allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
+            prompt_logprobs=self.prompt_logprobs,
         ).settled(vocab_size)
+
+    def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+        for name in self.logit_bias:
+            if not (name.isascii() and name.isdigit() and len(name) <= 10):
+                raise invalid(
+                    f"Invalid key in 'logit_bias': {shown(name)}. Keys are token ids, as strings.",
+                    "logit_bias",
+                    "invalid_token_id",
+                )
+        biases = {int(name): value for name, value in self.logit_bias.items()}
+        outside = next((each for each in biases if each >= vocab_size), None)
+        if outside is not None:
+            raise _out_of_vocabulary("logit_bias", outside, vocab_size)
+        return tuple(biases.items())
+
+    def _check_ids(self, name: str, ids: Iterable[int], vocab_size: int) -> None:
+        for index, token_id in enumerate(ids):
+            if token_id >= vocab_size:
+                raise _out_of_vocabulary(f"{name}[{index}]", token_id, vocab_size)
+
+
+def _out_of_vocabulary(param: str, token_id: int, vocab_size: int) -> Rejected:
+    return invalid(
+        f"Invalid '{param}': {token_id} is not in the vocabulary of {vocab_size} tokens.",
+        param,
+        "invalid_token_id",
+    )
 
 
 class ChatFields(Fields):
@@ -104,19 +173,29 @@ class ChatFields(Fields):
 
     messages: Annotated[list[Any], Field(min_length=1)]
     chat_template_kwargs: TemplateKwargs | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    logprobs: bool = False
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
 
 class CompletionFields(Fields):
     """A body of /v1/completions; the prompt is checked in completions.py."""
 
     prompt: Any
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    echo: bool = False
+    logprobs: TopLogprobs | None = None
 
 
 # Accepted, and without effect on the generated text.
 IGNORED = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
+        "parallel_tool_calls",  # where there are no tools
         "prediction",
         "priority",
         "prompt_cache_key",
@@ -133,27 +212,14 @@ IGNORED = frozenset(
 
 # Fields that would change the output, and the values of each that ask for nothing, as null does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
     "bad_words": ([],),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
-    "min_tokens": (0,),
-    "include_stop_str_in_output": (False,),
-    "no_stop_trim": (False,),
+    "echo": (False,),
+    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -172,7 +238,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
-    "cache_salt": ("",),
     "lora_path": ("",),
 }
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.grammar.spec import GrammarSpec
 from engine.request import Delta, Prompt, SamplingParams
+from httpd.parsing.formats import Formats
 
 
 class State(enum.Enum):
@@ -31,6 +32,7 @@ class ModelCard:
     max_model_len: int  # prompt + output, tokens
     vocab_size: int  # ids below it are valid in a prompt
     has_chat_template: bool
+    formats: Formats = Formats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Generation(Protocol):
     prompt_tokens: int
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        """Deltas in order, those that piled up merged into one; ends after one with a `finish`."""
+        """Deltas in order, those that piled up merged into one; ends after one with a `finish`, or
+        after `abort`."""
         ...
 
     def abort(self) -> None:
@@ -107,6 +110,7 @@ class Service(Protocol):
         *,
         max_tokens_given: bool,
         constraint: Constraint | None = None,
+        namespace: str = "",
     ) -> Sequence[Generation]:
         """Tokenizes a prompt and queues a generation for each of `params`.
 

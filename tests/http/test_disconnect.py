@@ -244,8 +244,15 @@ async def test_the_prompt_is_not_kept_while_the_answer_is_made(
             freed.set()
 
     def parse(*_: Any) -> Call:
-        params = SamplingParams(max_new_tokens=1)
-        return Call(TextPrompt(Text("hi")), params, True, Telling(stream, False, False), ())
+        return Call(
+            prompts=(TextPrompt(Text("hi")),),
+            params=(SamplingParams(max_new_tokens=1),),
+            max_tokens_given=True,
+            constraint=None,
+            namespace="",
+            telling=Telling(stream, False, False),
+            unknown_fields=(),
+        )
 
     service.produce.clear()
     client = AsgiClient(Endpoint(replace(CHAT_API, parse=parse), service, SETTINGS), CHAT, {})

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.request import ChatPrompt
 from httpd.app import create_app
 from httpd.chat import parse_chat
 from httpd.completions import parse_completion
@@ -47,9 +48,12 @@ def outcome(parse: Any, body: bytes) -> None:
         assert error.message and len(error.message) < 1000
         assert error_response(error).body == json_bytes(error_body(error))
     else:
-        assert call.params.max_new_tokens > 0
-        assert 0 <= call.params.temperature <= 2 and 0 < call.params.top_p <= 1
-        json.dumps(call.prompt.messages if hasattr(call.prompt, "messages") else 0).encode()
+        assert call.prompts and call.params
+        for params in call.params:
+            assert params.max_new_tokens > 0 or params.echo
+            assert 0 <= params.temperature <= 2 and 0 < params.top_p <= 1
+        for prompt in call.prompts:
+            json.dumps(prompt.messages if isinstance(prompt, ChatPrompt) else 0).encode()
 
 
 @given(bodies)

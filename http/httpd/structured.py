@@ -1,0 +1,141 @@
+"""Structured output: the fields that say what an answer must be, as a grammar.
+
+    response_format     OpenAI: text, json_object, json_schema
+    structured_outputs  vLLM: json, json_object, regex, choice, grammar, structural_tag
+
+What a grammar may contain is engine.grammar's to say, when it is compiled; here only the fields'
+types are checked.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from engine.grammar.spec import (
+    Choice,
+    Grammar,
+    GrammarSpec,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    StructuralTags,
+    Tag,
+)
+from httpd.errors import invalid, unsupported, wrong_type
+from httpd.fields import Fields
+from httpd.service import Constraint
+from httpd.text import shown
+
+MAX_TAGS = 128
+
+
+def read_constraint(fields: Fields) -> Constraint | None:
+    """What the answer must be, None for any text. Raises `Rejected` (400)."""
+    by_format = _response_format(fields.response_format)
+    by_structure = _structured_outputs(fields.structured_outputs)
+    if by_format is not None and by_structure is not None:
+        raise invalid(
+            "Invalid 'structured_outputs': 'response_format' already says what the answer is.",
+            "structured_outputs",
+            "invalid_value",
+        )
+    return by_format or by_structure
+
+
+def _response_format(value: dict[str, Any] | None) -> Constraint | None:
+    if value is None:
+        return None
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint(JsonObject(), "response_format")
+    if kind == "json_schema":
+        path = "response_format.json_schema"
+        holder = _object(value.get("json_schema"), path)
+        return Constraint(_schema(holder.get("schema", {}), f"{path}.schema"), f"{path}.schema")
+    raise unsupported(
+        "response_format.type",
+        f"Unsupported value for 'response_format.type': {shown(kind)}. Supported values are: "
+        "text, json_object, json_schema.",
+    )
+
+
+def _structured_outputs(value: dict[str, Any] | None) -> Constraint | None:
+    given = {name: each for name, each in (value or {}).items() if each is not None}
+    if not given:
+        return None
+    name, *others = given
+    path = f"structured_outputs.{name}"
+    if others:
+        raise invalid(
+            f"Invalid 'structured_outputs': it has {', '.join(map(shown, given))}; one is allowed.",
+            "structured_outputs",
+            "invalid_value",
+        )
+    if name not in _KINDS:
+        raise unsupported(path, f"Unknown parameter: '{path}'.")
+    return Constraint(_KINDS[name](given[name], path), path)
+
+
+def _json_object(value: Any, path: str) -> GrammarSpec:
+    if value is not True:
+        raise wrong_type(path, "true", value)
+    return JsonObject()
+
+
+def _schema(value: Any, path: str) -> GrammarSpec:
+    """A schema, as an object or as JSON text."""
+    if isinstance(value, str):
+        return JsonSchema(value)
+    if not isinstance(value, dict | bool):
+        raise wrong_type(path, "a JSON schema", value)
+    return JsonSchema(json.dumps(value))
+
+
+def _choice(value: Any, path: str) -> GrammarSpec:
+    if not isinstance(value, list) or not value:
+        raise wrong_type(path, "an array of strings", value)
+    return Choice(tuple(_string(each, f"{path}[{i}]") for i, each in enumerate(value)))
+
+
+def _structural_tag(value: Any, path: str) -> GrammarSpec:
+    """{"structures": [{"begin", "schema", "end"}], "triggers": […]}"""
+    holder = _object(value, path)
+    structures, triggers = holder.get("structures"), holder.get("triggers")
+    if not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
+        raise wrong_type(f"{path}.structures", f"an array of 1 to {MAX_TAGS} objects", structures)
+    if not isinstance(triggers, list) or not 0 < len(triggers) <= MAX_TAGS:
+        raise wrong_type(f"{path}.triggers", f"an array of 1 to {MAX_TAGS} strings", triggers)
+    tags = []
+    for index, structure in enumerate(structures):
+        at = f"{path}.structures[{index}]"
+        tag = _object(structure, at)
+        schema = _schema(tag.get("schema", {}), f"{at}.schema")
+        assert isinstance(schema, JsonSchema)
+        begin, end = (_string(tag.get(name), f"{at}.{name}") for name in ("begin", "end"))
+        tags.append(Tag(begin, schema.schema, end))
+    names = (_string(each, f"{path}.triggers[{i}]") for i, each in enumerate(triggers))
+    return StructuralTags(tuple(tags), tuple(names))
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    return value
+
+
+def _string(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string", value)
+    return value
+
+
+_KINDS: dict[str, Callable[[Any, str], GrammarSpec]] = {
+    "json": _schema,
+    "json_object": _json_object,
+    "regex": lambda value, path: Regex(_string(value, path)),
+    "choice": _choice,
+    "grammar": lambda value, path: Grammar(_string(value, path)),
+    "structural_tag": _structural_tag,
+}

@@ -1,0 +1,153 @@
+"""Tools of a chat: what the model may call, what it must, and the grammar that makes it."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from engine.grammar.spec import JsonSchema
+from httpd.errors import invalid, unsupported, wrong_type
+from httpd.fields import ChatFields
+from httpd.service import Constraint
+from httpd.text import shown
+
+MAX_NAME_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one chat; with none, calls are content."""
+
+    tools: tuple[dict[str, Any], ...] = ()  # as the template gets them
+    names: tuple[str, ...] = ()  # that may be called
+    must_call: bool = False  # tool_choice is `required` or names one
+    is_named: bool = False
+    parallel: bool = True
+
+    def constraint(self) -> Constraint | None:
+        """The grammar of calls that must come, None where none must."""
+        if not self.must_call:
+            return None
+        definitions: dict[str, Any] = {}
+        functions = [tool["function"] for tool in self.tools]
+        calls = [
+            _call_schema(function, definitions)
+            for function in functions
+            if function["name"] in self.names
+        ]
+        schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if self.parallel and not self.is_named:
+            schema = {"type": "array", "items": schema, "minItems": 1}
+        return Constraint(JsonSchema(json.dumps({**schema, "$defs": definitions})), "tools")
+
+
+def read_tools(fields: ChatFields) -> ToolUse:
+    """The tools and which of them may or must be called. Raises `Rejected` (400)."""
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools))
+    names = tuple(tool["function"]["name"] for tool in tools)
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise invalid(f"Invalid 'tools': {shown(twice)} is there twice.", "tools", "invalid_value")
+    choice = fields.tool_choice
+    parallel = fields.parallel_tool_calls
+    if choice is None or choice == "auto":
+        return ToolUse(tools, names, parallel=parallel)
+    if choice == "none":
+        return ToolUse(tools)
+    if not tools:
+        raise invalid(
+            "Invalid 'tool_choice': there are no 'tools'.", "tool_choice", "invalid_value"
+        )
+    if choice == "required":
+        return ToolUse(tools, names, must_call=True, parallel=parallel)
+    if isinstance(choice, dict):
+        name = _named(choice, names)
+        return ToolUse(tools, (name,), must_call=True, is_named=True, parallel=False)
+    raise unsupported(
+        "tool_choice",
+        f"Unsupported value for 'tool_choice': {shown(choice)}. Supported values are: none, auto, "
+        "required, or an object that names a function.",
+    )
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise wrong_type(path, "an object", tool)
+    if tool.get("type") != "function":
+        raise unsupported(
+            f"{path}.type",
+            f"Unsupported value for '{path}.type': {shown(tool.get('type'))}. "
+            "Only functions can be called.",
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object", function)
+    name = function.get("name")
+    if not isinstance(name, str):
+        raise wrong_type(f"{path}.function.name", "a string", name)
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise invalid(
+            f"Invalid '{path}.function.name': {shown(name)} has {len(name)} characters; it must "
+            f"have 1 to {MAX_NAME_CHARS}.",
+            f"{path}.function.name",
+            "invalid_value",
+        )
+    description, parameters = function.get("description"), function.get("parameters")
+    if description is not None and not isinstance(description, str):
+        raise wrong_type(f"{path}.function.description", "a string", description)
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong_type(f"{path}.function.parameters", "an object", parameters)
+    known = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": {k: v for k, v in known.items() if v is not None}}
+
+
+def _named(choice: dict[str, Any], names: tuple[str, ...]) -> str:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise wrong_type(
+            "tool_choice", 'an object such as {"type": "function", "function": {"name": …}}', choice
+        )
+    if name not in names:
+        raise invalid(
+            f"Invalid 'tool_choice': {shown(name)} is not among the tools.",
+            "tool_choice",
+            "invalid_value",
+        )
+    return name
+
+
+def _call_schema(function: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one call; what its parameters define goes to `definitions`, under other names.
+
+    References point from the root of a schema, and the parameters are not the root any more.
+    """
+    parameters = dict(function.get("parameters") or {"type": "object"})
+    prefix = f"{len(definitions)}-"
+    for place in ("$defs", "definitions"):
+        defined = parameters.pop(place, None)
+        if isinstance(defined, dict):
+            for name, schema in defined.items():
+                definitions[prefix + name] = _with_moved_references(schema, prefix)
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": _with_moved_references(parameters, prefix),
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _with_moved_references(schema: Any, prefix: str) -> Any:
+    if isinstance(schema, list):
+        return [_with_moved_references(each, prefix) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _with_moved_references(value, prefix) for name, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        for place in ("#/$defs/", "#/definitions/"):
+            if reference.startswith(place):
+                moved["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(place)}"
+    return moved
