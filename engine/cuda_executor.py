@@ -22,11 +22,12 @@ from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
 from engine.redraw import Redraw
 from engine.request import Int32Array
-from engine.scoring import StepScores
+from engine.scoring import SampledScores, StepScores
 from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler
 from gpu_ops.device_rows import DeviceRows
+from gpu_ops.logprobs import TokenLogprobs
 
 _STAGED_TOKENS: Final = 32_768  # what most steps carry at most; a larger one gets larger buffers
 
@@ -101,7 +102,9 @@ class CudaExecutor:
         slot = None if _changes_nothing(step) else self._apply(block, index)
         decodes = len(step.decode_rows)
         from_prefill = 0 if index is None else len(index.sampled)
-        of_decode, of_prefill, prompts = (), (), ()
+        of_decode: tuple[SampledScores, ...] = ()
+        of_prefill: tuple[SampledScores, ...] = ()
+        prompts: tuple[tuple[int, TokenLogprobs], ...] = ()
         if decodes:
             # First: while its graph runs, the host launches the prefill.
             sampled = self._decode.run(decodes)

@@ -173,9 +173,12 @@ class Logprobs:
     @classmethod
     def joined(cls, parts: Sequence["Logprobs"]) -> "Logprobs":
         """One after the other; at least one, all of the same k."""
-        columns = ([part.chosen for part in parts], [part.ranks for part in parts])
-        tables = ([part.top_ids for part in parts], [part.top for part in parts])
-        return cls(*map(np.concatenate, columns), *map(np.concatenate, tables))
+        return cls(
+            np.concatenate([part.chosen for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+            np.concatenate([part.top_ids for part in parts]),
+            np.concatenate([part.top for part in parts]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,11 +192,11 @@ class Scheduler:
         for waiting in self.waiting.first(CANDIDATES):
             if budget == 0:
                 return
-            row = self.admission.try_admit(waiting)
-            if row is Refusal.NO_ROOM:
+            admitted = self.admission.try_admit(waiting)
+            if admitted is Refusal.NO_ROOM:
                 return  # nobody overtakes it, or it might wait for ever
-            if row is not Refusal.SIBLING and self._start(row, waiting, draft):
-                budget -= self._add_chunk(row, budget, draft)
+            if admitted is not Refusal.SIBLING and self._start(admitted, waiting, draft):
+                budget -= self._add_chunk(admitted, budget, draft)
 
     def _start(self, row: int, waiting: Waiting, draft: Draft) -> bool:
         """Moves a request from the queue to the row it was given; False where it fails at once."""

@@ -36,7 +36,8 @@ class SpecialRows:
 
     def concerns(self, rows: Int32Array) -> NDArray[np.bool_]:
         """[n]: which of the rows have rules, or want scores of what they draw."""
-        return self._rules.has(rows) | ((self._words[rows] & 0xFF) != 0)
+        wants_scores: NDArray[np.bool_] = (self._words[rows] & 0xFF) != 0
+        return self._rules.has(rows) | wants_scores
 
     def ruled(self, rows: Int32Array) -> NDArray[np.bool_]:
         """[n]: which of the rows have rules."""

@@ -108,7 +108,9 @@ class LogitRules:
         made, marks = self._made[slots], self._marks[slots]
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         seen = (made > 0) | ((marks & _IN_PROMPT) != 0)
-        return torch.where(seen, repeated, logits) - frequency * made - presence * (made > 0)
+        penalised: Tensor = torch.where(seen, repeated, logits)
+        penalised = penalised - frequency * made - presence * (made > 0)
+        return penalised
 
     def _begin(self, row: int) -> None:
         slot = int(self._slot_of[row])
