@@ -1,20 +1,23 @@
-"""What the endpoints' answers have in common: identity, usage, ends, and the Protocol of a choice.
+"""What the endpoints' answers have in common: their Protocol, identity, usage, ends.
 
-A choice writes the JSON of one element of `choices`. The constant part of a stream's chunks is
-serialised once per response; a chunk of plain text then costs one JSON string.
+Knows no endpoint's words beyond OpenAI's `usage` and finish reasons.
 """
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
 from engine.request import Delta, Finish
+from httpd.call import Telling
 from httpd.errors import internal_error
+from httpd.merged import merged
 from httpd.service import Generation, ModelCard, Rejected
 from httpd.text import json_text
+
+Deltas = AsyncIterator[tuple[int, Delta]]  # each with its generation's index
 
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
@@ -80,59 +83,105 @@ class End:
         return {"finish_reason": self.reason, "stop_reason": self.stop_match}
 
 
-class Choice(Protocol):
-    """One choice of an answer while it grows. Owned by the HTTP loop.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A response whose generations were accepted: all that its answer is made from."""
 
-    Either `opening` and `chunks` are used, for a stream, or `take` and `whole`.
+    identity: Identity
+    generations: Sequence[Generation]
+    per_prompt: int  # generations of each prompt, which is computed once for all of them
+    telling: Telling
+
+
+class Answer(Protocol):
+    """One response while it grows. Owned by the HTTP loop.
+
+    Either `whole` is used, or for a stream `events` to its end, then `ending`, or `failed` where
+    one of them raised.
     """
 
-    is_over: bool  # its end was taken; what the generation still brings is not wanted
-
-    def opening(self) -> list[str]:
-        """Elements of `choices` before anything is generated."""
+    async def whole(self) -> dict[str, Any]:
+        """The one object of an answer that is not streamed. Raises `Rejected`."""
         ...
 
-    def chunks(self, delta: Delta) -> list[str]:
-        """Elements of `choices` for what a delta brings, its end included.
+    def events(self) -> AsyncIterator[str]:
+        """The events of a stream but for the last; what comes at a time is one string.
 
         Raises `Rejected` for a failed generation.
         """
         ...
 
-    def take(self, delta: Delta) -> None:
-        """Adds what a delta brings. Raises `Rejected` for a failed generation."""
+    def ending(self) -> str:
+        """The last events: they go in one write."""
         ...
 
-    def whole(self) -> dict[str, Any]:
-        """The element of `choices`, once the generation has ended."""
+    def failed(self, failure: Rejected) -> str:
+        """The last events of a stream that fails."""
         ...
 
 
 class Usage:
     """Tokens of one response so far. Owned by the HTTP loop."""
 
-    def __init__(self, generations: Sequence[Generation], per_prompt: int) -> None:
-        """per_prompt  generations of each prompt, which is computed once for all of them"""
-        self._prompt_tokens = sum(each.prompt_tokens for each in generations[::per_prompt])
-        self._per_prompt = per_prompt
-        self._last: list[Delta | None] = [None] * len(generations)
+    def __init__(self, begun: Begun) -> None:
+        self._per_prompt = begun.per_prompt
+        self._prompt_tokens = sum(
+            each.prompt_tokens for each in begun.generations[:: begun.per_prompt]
+        )
+        self._last: list[Delta | None] = [None] * len(begun.generations)
 
     def take(self, index: int, delta: Delta) -> None:
         """The delta's counts, which are those of generation `index` so far."""
         self._last[index] = delta
 
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts: those whose KV was there already."""
+        return sum(delta.cached_tokens for delta in self._last[:: self._per_prompt] if delta)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(delta.completion_tokens for delta in self._last if delta)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(delta.reasoning_tokens for delta in self._last if delta)
+
     def object(self) -> dict[str, Any]:
-        """OpenAI's `usage`."""
-        told = [delta for delta in self._last if delta is not None]
-        cached = sum(delta.cached_tokens for delta in self._last[:: self._per_prompt] if delta)
-        completion = sum(delta.completion_tokens for delta in told)
+        """OpenAI's `usage` of completions."""
         return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self._prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {
-                "reasoning_tokens": sum(delta.reasoning_tokens for delta in told),
+                "reasoning_tokens": self.reasoning_tokens,
                 "audio_tokens": 0,
             },
         }
+
+
+class Output(Protocol):
+    """Whatever takes one generation's deltas. Owned by the HTTP loop."""
+
+    @property
+    def is_over(self) -> bool:
+        """Its end was taken; what the generation still brings is not wanted."""
+        ...
+
+
+async def deltas_of(begun: Begun, outputs: Sequence[Output], usage: Usage) -> Deltas:
+    """What the generations bring, until each has ended or its output is over; `usage` counts it."""
+    async for index, delta in merged(begun.generations):
+        if outputs[index].is_over:
+            continue  # what came before the abort was heard of
+        usage.take(index, delta)
+        yield index, delta
+        if outputs[index].is_over:
+            begun.generations[index].abort()  # of a call too many; else it has ended
+    if not all(output.is_over for output in outputs):
+        raise RuntimeError("a generation stopped without a finish")

@@ -17,6 +17,7 @@ from httpd.admin import Control, admin_routes
 from httpd.auth import KeyGuard
 from httpd.body import BodyLimit
 from httpd.chat import parse_chat
+from httpd.choices import ChoiceKind
 from httpd.deadline import RequestTimeout
 from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
@@ -29,17 +30,13 @@ from httpd.status import status_routes
 
 CHAT = Api(
     chat_choice.ID_PREFIX,
-    chat_choice.OBJECT,
-    chat_choice.CHUNK_OBJECT,
     parse_chat,
-    chat_choice.ChatChoice,
+    ChoiceKind(chat_choice.OBJECT, chat_choice.CHUNK_OBJECT, chat_choice.ChatChoice).answer,
 )
 COMPLETIONS = Api(
     completions.ID_PREFIX,
-    completions.OBJECT,
-    completions.OBJECT,
     completions.parse_completion,
-    completions.CompletionChoice,
+    ChoiceKind(completions.OBJECT, completions.OBJECT, completions.CompletionChoice).answer,
 )
 
 

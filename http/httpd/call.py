@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.request import Prompt, SamplingParams
-from httpd.fields import Fields, StreamOptions
+from httpd.errors import unsupported
+from httpd.fields import ChoiceFields, Fields, StreamOptions
 from httpd.parsing.output import OutputParser, PlainText
 from httpd.service import Constraint, ModelCard
 
@@ -44,13 +45,14 @@ class Call:
         params: SamplingParams,
         telling: Telling,
         *,
+        n: int = 1,
         constraint: Constraint | None,
         unknown_fields: tuple[str, ...],
     ) -> "Call":
         """The call for checked fields."""
         return cls(
             prompts=prompts,
-            params=tuple(_seeded(params, index) for index in range(fields.n)),
+            params=tuple(_seeded(params, index) for index in range(n)),
             max_tokens_given=fields.token_limit() is not None,
             constraint=constraint,
             namespace=fields.cache_salt,
@@ -68,8 +70,12 @@ def sampling(fields: Fields, card: ModelCard, default_tokens: int) -> SamplingPa
     return fields.sampling(default_tokens if limit is None else limit, card.vocab_size)
 
 
-def telling_of(fields: Fields) -> Telling:
-    """What every endpoint's body says of the answer's form."""
+def telling_of(fields: ChoiceFields) -> Telling:
+    """What a completion's body says of the answer's form. Raises `Rejected`."""
+    if fields.stream_options is not None and not fields.stream:
+        raise unsupported(
+            "stream_options", "Invalid 'stream_options': only allowed where 'stream' is true."
+        )
     options = fields.stream_options or StreamOptions()
     return Telling(fields.stream, options.include_usage, options.continuous_usage_stats)
 

@@ -5,15 +5,9 @@ from typing import Any
 from engine.request import Delta, TokenScore
 from httpd.answer import End
 from httpd.call import Telling
+from httpd.chat_output import ChatEvent, ChatOutput, Reasoning
 from httpd.logprobs import chat_logprobs
-from httpd.parsing.output import (
-    CallArguments,
-    CallBegan,
-    CallEnded,
-    Content,
-    OutputEvent,
-    OutputParser,
-)
+from httpd.parsing.output import CallArguments, CallBegan, Content
 from httpd.text import json_string, json_text, well_formed
 
 ID_PREFIX = "chatcmpl-"
@@ -25,17 +19,19 @@ class ChatChoice:
     """Deltas and the message of one choice. Owned by the HTTP loop."""
 
     def __init__(self, index: int, telling: Telling) -> None:
-        self.is_over = False
         self._index = index
         self._telling = telling
-        self._parser: OutputParser = telling.new_parser()
+        self._output = ChatOutput(telling)
         self._start = f'{{"index":{index},"delta":'
         self._scores: list[TokenScore] = []  # not yet told
-        self._end: End | None = None
         # The message, where the answer is not a stream.
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self._output.is_over
 
     # A stream
 
@@ -46,13 +42,10 @@ class ChatChoice:
     def chunks(self, delta: Delta) -> list[str]:
         """One chunk for each thing that is new, and one for the end."""
         self._scores += delta.scores
-        end = End.of(delta)
-        told = []
-        if delta.reasoning:
-            told.append(self._chunk(f'{{"reasoning_content":{json_string(delta.reasoning)}}}'))
-        told += [self._chunk(each) for event in self._events(delta, end) if (each := _wire(event))]
-        if self._end is not None:
-            told.append(self._chunk("{}", self._end))
+        events = self._output.take(delta)
+        told = [self._chunk(each) for event in events if (each := _wire(event))]
+        if self.is_over:
+            told.append(self._chunk("{}", self._end()))
         return told
 
     def _chunk(self, delta: str, end: End | None = None) -> str:
@@ -66,9 +59,10 @@ class ChatChoice:
 
     def take(self, delta: Delta) -> None:
         self._scores += delta.scores
-        self._reasoning.append(delta.reasoning)
-        for event in self._events(delta, End.of(delta)):
+        for event in self._output.take(delta):
             match event:
+                case Reasoning(text):
+                    self._reasoning.append(text)
                 case Content(text):
                     self._content.append(text)
                 case CallBegan(_, call_id, name):
@@ -79,7 +73,6 @@ class ChatChoice:
 
     def whole(self) -> dict[str, Any]:
         """The choice; no `tool_calls` key where there are none."""
-        assert self._end is not None
         content = well_formed("".join(self._content))
         only_calls = bool(self._calls) and not content
         message: dict[str, Any] = {
@@ -97,38 +90,23 @@ class ChatChoice:
             "index": self._index,
             "message": message,
             "logprobs": logprobs,
-            **self._end.fields(),
+            **self._end().fields(),
         }
 
     # Both
 
-    def _events(self, delta: Delta, end: End | None) -> list[OutputEvent]:
-        """What the delta's text comes to; sets the end where this is it."""
-        events = self._parser.feed(delta.text)
-        if end is not None:
-            events += self._parser.finish()
-        if not self._telling.parallel_calls:
-            events = self._up_to_first_call(events)
-        if end is not None or self.is_over:
-            self._end = self._ended(end or End("stop"))
-            self.is_over = True
-        return events
-
-    def _up_to_first_call(self, events: list[OutputEvent]) -> list[OutputEvent]:
-        for position, event in enumerate(events):
-            if isinstance(event, CallEnded):
-                self.is_over = True
-                return events[: position + 1]
-        return events
-
-    def _ended(self, end: End) -> End:
-        calls = self._parser.calls and end.reason == "stop" and not self._telling.named_call
+    def _end(self) -> End:
+        end = self._output.end
+        assert end is not None
+        calls = self._output.calls and end.reason == "stop" and not self._telling.named_call
         return End("tool_calls") if calls else end
 
 
-def _wire(event: OutputEvent) -> str | None:
+def _wire(event: ChatEvent) -> str | None:
     """An event as a delta's JSON; what a call begins with is said once, and its index always."""
     match event:
+        case Reasoning(text):
+            return f'{{"reasoning_content":{json_string(text)}}}'
         case Content(text):
             return f'{{"content":{json_string(text)}}}'
         case CallBegan(index, call_id, name):

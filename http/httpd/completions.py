@@ -44,6 +44,7 @@ def parse_completion(body: bytes, card: ModelCard) -> Call:
         _prompts(fields.prompt, card.vocab_size),
         params,
         replace(telling_of(fields), logprobs=fields.logprobs is not None),
+        n=fields.n,
         constraint=read_constraint(fields),
         unknown_fields=unknown_fields(CompletionFields, raw),
     )

@@ -1,4 +1,4 @@
-"""The way of one request from its body to the end of its answer; the same for chat and completions.
+"""The way of one request from its body to the end of its answer; the same for all that generate.
 
 Guarantees: whatever happens after `submit` returns (an error, a disconnect, the server's end), the
 generation is aborted or finished when the endpoint returns.
@@ -6,23 +6,21 @@ generation is aborted or finished when the endpoint returns.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.request import Delta
-from httpd.answer import Choice, Identity, Usage
+from httpd.answer import Answer, Begun, Identity
 from httpd.body import read_body
-from httpd.call import Call, Telling
+from httpd.call import Call
 from httpd.disconnect import until_disconnect
-from httpd.errors import error_body, internal_error, not_ready
-from httpd.events import DONE, EventStream
-from httpd.merged import merged
+from httpd.errors import internal_error, not_ready
+from httpd.events import EventStream
 from httpd.service import Generation, ModelCard, Rejected, Service, State
 from httpd.settings import HttpSettings
-from httpd.text import json_bytes, json_text
+from httpd.text import json_bytes
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +36,10 @@ class Api:
     """What tells one endpoint from the other."""
 
     id_prefix: str
-    object: str
-    chunk_object: str
     parse: Callable[[bytes, ModelCard], Call]
-    choice: Callable[[int, Telling], Choice]
+    answer: Callable[[Begun], Answer]
+    # Params of the service's refusals that are called otherwise here.
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 class Endpoint:
@@ -74,7 +72,7 @@ class Endpoint:
         del call  # its prompts are the tokenizers' now, and may be megabytes
         try:
             identity = Identity.fresh(self._api.id_prefix, card, self._settings.version)
-            answer = _Answer(self._api, identity, generations, per_prompt, telling)
+            answer = self._api.answer(Begun(identity, generations, per_prompt, telling))
             if telling.stream:
                 await self._stream(answer, send)
             else:
@@ -97,7 +95,9 @@ class Endpoint:
         ]  # fmt: skip
         try:
             return [each for generations in await asyncio.gather(*asked) for each in generations]
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Rejected) and error.param is not None:
+                error.param = self._api.renamed.get(error.param, error.param)
             for one in asked:
                 one.cancel()
             for done in await asyncio.gather(*asked, return_exceptions=True):
@@ -110,17 +110,17 @@ class Endpoint:
             return self._api.parse(body, card)
         return await asyncio.to_thread(self._api.parse, body, card)
 
-    async def _stream(self, answer: "_Answer", send: Send) -> None:
+    async def _stream(self, answer: Answer, send: Send) -> None:
         async with EventStream(send, self._settings.ping_interval_s) as events:
             try:
                 async for some in answer.events():
                     await events.write(some)
                 last = answer.ending()
             except Rejected as failure:
-                last = _error_event(failure)
+                last = answer.failed(failure)
             except Exception:
                 log.exception("a stream failed")
-                last = _error_event(internal_error())
+                last = answer.failed(internal_error())
             await events.write(last, more=False)
 
     def _log_unknown(self, names: tuple[str, ...]) -> None:
@@ -130,76 +130,3 @@ class Endpoint:
             if name not in self._logged_names:
                 self._logged_names.add(name)
                 log.warning("requests name a field that is unknown and ignored: %s", name)
-
-
-class _Answer:
-    """The choices of one response while they grow. Owned by the HTTP loop."""
-
-    def __init__(
-        self,
-        api: Api,
-        identity: Identity,
-        generations: Sequence[Generation],
-        per_prompt: int,
-        telling: Telling,
-    ) -> None:
-        self._api, self._identity, self._telling = api, identity, telling
-        self._generations = generations
-        self._choices = [api.choice(index, telling) for index in range(len(generations))]
-        self._usage = Usage(generations, per_prompt)
-        self._head = f'data: {identity.head(api.chunk_object)},"choices":['
-        self._last = ""  # of a stream: the events of the last delta
-
-    async def whole(self) -> dict[str, object]:
-        """The one object of an answer that is not streamed."""
-        async for index, delta in self._deltas():
-            self._choices[index].take(delta)
-        return {
-            **self._identity.fields(self._api.object),
-            "choices": [choice.whole() for choice in self._choices],
-            "usage": self._usage.object(),
-        }
-
-    async def events(self) -> AsyncIterator[str]:
-        """The events of a stream but for `ending`; what comes at a time is one string."""
-        opening = [each for choice in self._choices for each in choice.opening()]
-        if opening:
-            yield self._chunks(opening)
-        async for index, delta in self._deltas():
-            self._last = self._chunks(self._choices[index].chunks(delta))
-            if self._last and any(not choice.is_over for choice in self._choices):
-                some, self._last = self._last, ""
-                yield some
-
-    def ending(self) -> str:
-        """The last events: they go in one write."""
-        usage = ""
-        if self._telling.include_usage:
-            usage = f'{self._head}],"usage":{json_text(self._usage.object())}}}\n\n'
-        return self._last + usage + DONE
-
-    def _chunks(self, choices: list[str]) -> str:
-        usage = self._chunk_usage()
-        return "".join(f"{self._head}{choice}]{usage}}}\n\n" for choice in choices)
-
-    async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """What the generations bring, until each has ended or its choice is over."""
-        async for index, delta in merged(self._generations):
-            if self._choices[index].is_over:
-                continue  # what came before the abort was heard of
-            self._usage.take(index, delta)
-            yield index, delta
-            if self._choices[index].is_over:
-                self._generations[index].abort()  # of a call too many; else it has ended
-        if not all(choice.is_over for choice in self._choices):
-            raise RuntimeError("a generation stopped without a finish")
-
-    def _chunk_usage(self) -> str:
-        """The usage key of a chunk that has choices."""
-        if self._telling.continuous_usage:
-            return f',"usage":{json_text(self._usage.object())}'
-        return ',"usage":null' if self._telling.include_usage else ""
-
-
-def _error_event(failure: Rejected) -> str:
-    return f"data: {json_text(error_body(failure))}\n\n"

@@ -4,9 +4,10 @@ pydantic checks types and ranges in strict mode: a boolean is no integer, "1" is
 nulls are dropped before, so null always means the default.
 """
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
@@ -70,13 +71,14 @@ class TemplateKwargs(BaseModel):
 
 
 class Fields(BaseModel):
-    """What chat and text completions share."""
+    """What every endpoint that generates takes; where it has another name, it is an alias there."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
     model: str
-    max_tokens: TokenCount | None = None
-    max_completion_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
@@ -88,7 +90,6 @@ class Fields(BaseModel):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False  # SGLang's name for the same
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -98,14 +99,10 @@ class Fields(BaseModel):
     prompt_logprobs: TopLogprobs | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
 
+    @abstractmethod
     def token_limit(self) -> int | None:
         """The most tokens to generate, None where the client does not say."""
-        given = self.max_completion_tokens
-        return self.max_tokens if given is None else given
 
     def sampling(self, max_new_tokens: int, vocab_size: int) -> SamplingParams:
         """The engine's parameters. Raises `Rejected` for an id out of the vocabulary."""
@@ -168,31 +165,8 @@ def _out_of_vocabulary(param: str, token_id: int, vocab_size: int) -> Rejected:
     )
 
 
-class ChatFields(Fields):
-    """A body of /v1/chat/completions; the messages are checked one by one in messages.py."""
-
-    messages: Annotated[list[Any], Field(min_length=1)]
-    chat_template_kwargs: TemplateKwargs | None = None
-    continue_final_message: bool = False
-    add_generation_prompt: bool = True
-    logprobs: bool = False
-    top_logprobs: TopLogprobs | None = None
-    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
-
-
-class CompletionFields(Fields):
-    """A body of /v1/completions; the prompt is checked in completions.py."""
-
-    prompt: Any
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    echo: bool = False
-    logprobs: TopLogprobs | None = None
-
-
 # Accepted, and without effect on the generated text.
-IGNORED = frozenset(
+IGNORED: Final = frozenset(
     {
         "metadata",
         "parallel_tool_calls",  # where there are no tools
@@ -211,7 +185,7 @@ IGNORED = frozenset(
 )
 
 # Fields that would change the output, and the values of each that ask for nothing, as null does.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (1,),
     "suffix": ("",),
     "bad_words": ([],),
@@ -241,6 +215,49 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lora_path": ("",),
 }
 
+
+class ChoiceFields(Fields):
+    """What chat and text completions share."""
+
+    ignored = IGNORED
+    neutral = NEUTRAL
+
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+    def token_limit(self) -> int | None:
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
+
+
+class ChatFields(ChoiceFields):
+    """A body of /v1/chat/completions; the messages are checked one by one in messages.py."""
+
+    messages: Annotated[list[Any], Field(min_length=1)]
+    chat_template_kwargs: TemplateKwargs | None = None
+    thinking_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    logprobs: bool = False
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+
+
+class CompletionFields(ChoiceFields):
+    """A body of /v1/completions; the prompt is checked in completions.py."""
+
+    prompt: Any
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    echo: bool = False
+    logprobs: TopLogprobs | None = None
+
+
 AnyFields = TypeVar("AnyFields", bound=Fields)
 
 
@@ -252,14 +269,9 @@ def read_fields(kind: type[AnyFields], body: dict[str, Any]) -> AnyFields:
     if isinstance(options, dict):
         given["stream_options"] = {k: v for k, v in options.items() if v is not None}
     try:
-        fields = kind.model_validate(given)
+        return kind.model_validate(given)
     except ValidationError as error:
         raise first_error(error) from None
-    if fields.stream_options is not None and not fields.stream:
-        raise unsupported(
-            "stream_options", "Invalid 'stream_options': only allowed where 'stream' is true."
-        )
-    return fields
 
 
 def unknown_fields(kind: type[Fields], body: dict[str, Any]) -> tuple[str, ...]:
@@ -268,17 +280,19 @@ def unknown_fields(kind: type[Fields], body: dict[str, Any]) -> tuple[str, ...]:
     Not all: a body has room for 200,000 whose shown part is the same, which nobody is to loop over
     on the HTTP loop, nor to keep while the request runs.
     """
+    known = _names(kind)
     unknown = (
         name
         for name in body
-        if name not in kind.model_fields and name not in IGNORED and name not in NEUTRAL
+        if name not in known and name not in kind.ignored and name not in kind.neutral
     )
     return tuple(shown(name) for name in islice(unknown, MAX_UNKNOWN_NAMES))
 
 
 def _refuse_unsupported(given: dict[str, Any], kind: type[Fields]) -> None:
-    for name, neutral in NEUTRAL.items():
-        if name not in given or name in kind.model_fields:
+    known = _names(kind)
+    for name, neutral in kind.neutral.items():
+        if name not in given or name in known:
             continue
         value = given[name]
         if not any(type(value) is type(ok) and value == ok for ok in neutral):
@@ -288,3 +302,8 @@ def _refuse_unsupported(given: dict[str, Any], kind: type[Fields]) -> None:
                 f"Unsupported value for '{name}': {shown(value)}. "
                 f"This server does not have that feature; leave it out, or send {only}.",
             )
+
+
+def _names(kind: type[Fields]) -> set[str]:
+    """The fields as clients name them."""
+    return {field.alias or name for name, field in kind.model_fields.items()}

@@ -27,10 +27,11 @@ def read_messages(messages: list[Any]) -> tuple[dict[str, Any], ...]:
 
     Raises `Rejected` (400) naming the first wrong place.
     """
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+    return tuple(read_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
-def _message(message: Any, path: str) -> dict[str, Any]:
+def read_message(message: Any, path: str) -> dict[str, Any]:
+    """One message, which the client has at `path`. Raises `Rejected` (400)."""
     if not isinstance(message, dict):
         raise wrong_type(path, "an object", message)
     role = _role(message, path)

@@ -22,14 +22,14 @@ from engine.grammar.spec import (
     Tag,
 )
 from httpd.errors import invalid, unsupported, wrong_type
-from httpd.fields import Fields
+from httpd.fields import ChoiceFields
 from httpd.service import Constraint
 from httpd.text import shown
 
 MAX_TAGS = 128
 
 
-def read_constraint(fields: Fields) -> Constraint | None:
+def read_constraint(fields: ChoiceFields) -> Constraint | None:
     """What the answer must be, None for any text. Raises `Rejected` (400)."""
     by_format = _response_format(fields.response_format)
     by_structure = _structured_outputs(fields.structured_outputs)

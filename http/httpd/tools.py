@@ -43,12 +43,17 @@ class ToolUse:
 def read_tools(fields: ChatFields) -> ToolUse:
     """The tools and which of them may or must be called. Raises `Rejected` (400)."""
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools))
+    return tool_use(tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+
+
+def tool_use(
+    tools: tuple[dict[str, Any], ...], choice: str | dict[str, Any] | None, *, parallel: bool
+) -> ToolUse:
+    """What `choice` says of tools that `read_function` made. Raises `Rejected` (400)."""
     names = tuple(tool["function"]["name"] for tool in tools)
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         raise invalid(f"Invalid 'tools': {shown(twice)} is there twice.", "tools", "invalid_value")
-    choice = fields.tool_choice
-    parallel = fields.parallel_tool_calls
     if choice is None or choice == "auto":
         return ToolUse(tools, names, parallel=parallel)
     if choice == "none":
@@ -78,24 +83,33 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
             f"Unsupported value for '{path}.type': {shown(tool.get('type'))}. "
             "Only functions can be called.",
         )
-    function = tool.get("function")
+    return read_function(tool.get("function"), f"{path}.function")
+
+
+def read_function(function: Any, path: str, schema: str = "parameters") -> dict[str, Any]:
+    """The tool as templates get it, of a function that the client has at `path`.
+
+    schema  the client's name for the JSON schema of its parameters
+
+    Raises `Rejected` (400).
+    """
     if not isinstance(function, dict):
-        raise wrong_type(f"{path}.function", "an object", function)
+        raise wrong_type(path, "an object", function)
     name = function.get("name")
     if not isinstance(name, str):
-        raise wrong_type(f"{path}.function.name", "a string", name)
+        raise wrong_type(f"{path}.name", "a string", name)
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise invalid(
-            f"Invalid '{path}.function.name': {shown(name)} has {len(name)} characters; it must "
-            f"have 1 to {MAX_NAME_CHARS}.",
-            f"{path}.function.name",
+            f"Invalid '{path}.name': {shown(name)} has {len(name)} characters; it must have 1 to "
+            f"{MAX_NAME_CHARS}.",
+            f"{path}.name",
             "invalid_value",
         )
-    description, parameters = function.get("description"), function.get("parameters")
+    description, parameters = function.get("description"), function.get(schema)
     if description is not None and not isinstance(description, str):
-        raise wrong_type(f"{path}.function.description", "a string", description)
+        raise wrong_type(f"{path}.description", "a string", description)
     if parameters is not None and not isinstance(parameters, dict):
-        raise wrong_type(f"{path}.function.parameters", "an object", parameters)
+        raise wrong_type(f"{path}.{schema}", "an object", parameters)
     known = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {k: v for k, v in known.items() if v is not None}}
 
