@@ -1,12 +1,15 @@
 """Everything an operator can set, checked once and frozen."""
 
+import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from engine.config import EngineConfig
+from httpd.auth import Access, Keyring
+from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
 
 MIB: Final = 1 << 20
 
@@ -22,24 +25,37 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any that is free
     served_model_name: str | None = None  # None: the name of the checkpoint's folder
+    tool_call_parser: str = "auto"  # how the model writes calls; auto: as its chat template says
+    reasoning_parser: str = "auto"
     tokenizer_threads: int = 2  # templates and encoding are a small part of a request's work
     max_queued: int = 2048  # requests beyond the running ones, before clients are told to wait
+    max_queued_tokens: int = 1 << 22  # of their prompts: 2,048 for each of the queue's places
+    max_choices: int = 128  # prompts times `n` of one request
     max_body_bytes: int = 10 * MIB
     max_streams: int = 1024  # HTTP/2 streams on one connection
     cors_origins: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    api_keys: Keyring = Keyring()  # none: the API is open
+    admin_keys: Keyring = Keyring()  # none: see `access`
     access_log: bool = False
+    request_timeout_s: float | None = None  # from its headers to the end of its answer
     stall_timeout_s: float = 60.0  # a client that takes nothing of its answer so long is cut
     drain_timeout_s: float = 30.0  # for running requests to end after SIGTERM
     watchdog_s: float = 300.0  # silence of a thread that has become a hang
 
     def __post_init__(self) -> None:
+        self._among("tool_call_parser", self.tool_call_parser, TOOLS_CHOICES)
+        self._among("reasoning_parser", self.reasoning_parser, REASONING_CHOICES)
         self._within("port", self.port, 0, 65_535)
         self._within("tokenizer_threads", self.tokenizer_threads, 1, 64)
         self._within("max_queued", self.max_queued, 1, 1 << 20)
+        self._within("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)
+        self._within("max_choices", self.max_choices, 1, 1 << 16)
         self._within("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
         self._within("max_streams", self.max_streams, 1, 1 << 20)
+        if self.request_timeout_s is not None:
+            self._within("request_timeout_s", self.request_timeout_s, 0.1, 604_800)
         self._within("stall_timeout_s", self.stall_timeout_s, 0.1, 86_400)
         self._within("drain_timeout_s", self.drain_timeout_s, 0, 86_400)
         self._within("watchdog_s", self.watchdog_s, 1, 86_400)
@@ -62,10 +78,29 @@ class ServerConfig:
         """What clients call the model."""
         return self.served_model_name or self.engine.model.resolve().name
 
+    @property
+    def access(self) -> Access:
+        """Who may do what; without any keys, whoever is on this machine is an admin."""
+        is_open = not self.api_keys and not self.admin_keys and _is_loopback(self.host)
+        return Access(self.api_keys, self.admin_keys, is_admin_open=is_open)
+
+    @staticmethod
+    def _among(name: str, value: str, choices: Sequence[str]) -> None:
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+
     @staticmethod
     def _within(name: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
             raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, of which nobody knows what it will be resolved to
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.limits import check_settings
 from engine.model_config import ModelConfig, read_model_config
+from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
 from runtime.checkpoint import find_checkpoint
 from runtime.config import Rank, ServerConfig
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.gil import restart_without_gil
+from runtime.keys import ADMIN_KEYS, API_KEYS, take_keys
 from runtime.messages import ModelFacts
 from runtime.report import LoadingReport, set_up_logging, show_ready
 from runtime.server import Server
@@ -61,7 +63,7 @@ def _option(flag: str, help: str, **more: Any) -> Callable[[Function], Function]
                         **more)  # fmt: skip
 
 
-_FOLDER: Final = click.Path(path_type=Path)
+_PATH: Final = click.Path(path_type=Path)
 
 
 @click.command()
@@ -94,15 +96,33 @@ _FOLDER: Final = click.Path(path_type=Path)
 @click.option("--no-cuda-graph", is_flag=True, help="Launch every decode step kernel by kernel.")
 @_option("--cpu-threads", "torch's threads on a CPU; without it, one a core.", type=int)
 @_option("--seed", "Seed of dummy weights.", type=int)
+@_option(
+    "--tool-call-parser",
+    "How the model writes tool calls; auto: as its chat template says.",
+    type=click.Choice(TOOLS_CHOICES),
+)
+@_option("--reasoning-parser", "How the model writes reasoning; auto: as its chat template says.",
+         type=click.Choice(REASONING_CHOICES))  # fmt: skip
 @_option("--tokenizer-threads", "Threads that render templates and encode prompts.", type=int)
 @_option("--max-queued", "Requests beyond the running ones before clients get a 503.", type=int)
+@_option("--max-queued-tokens", "Prompt tokens of waiting requests before clients get a 503.",
+         type=int)  # fmt: skip
+@_option("--max-choices", "Prompts times n of one request.", type=int)
 @_option("--max-body-bytes", "Largest request body.", type=int)
 @_option("--max-streams", "HTTP/2 streams on one connection.", type=int)
 @click.option("--cors-origin", "cors_origins", multiple=True,
               help="Origin that browsers may call from; repeat for several.")  # fmt: skip
-@_option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_FOLDER)
-@_option("--tls-key", "PEM file of the certificate's key.", type=_FOLDER)
+@_option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_PATH)
+@_option("--tls-key", "PEM file of the certificate's key.", type=_PATH)
+@click.option("--api-key-file", type=_PATH,
+              help="File of API keys, one a line: all but /health and /ready needs one.  "
+              "[more keys: environment variable PLAIT_API_KEYS]")  # fmt: skip
+@click.option("--admin-key-file", type=_PATH,
+              help="File of keys that open /flush_cache and /abort, too.  "
+              "[more keys: environment variable PLAIT_ADMIN_KEYS]")  # fmt: skip
 @_option("--access-log/--no-access-log", "A line for each request.")
+@_option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
+         type=float)  # fmt: skip
 @_option("--stall-timeout-s", "Time for a client to take what is sent, before it is cut.",
          type=float)  # fmt: skip
 @_option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)
@@ -140,6 +160,8 @@ def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
     engine = {name: value for name, value in flags.items() if name in engine_names}
     engine["prefill_budget"] = engine.get("prefill_budget") or None
     rest = {name: value for name, value in flags.items() if name not in engine_names}
+    rest["api_keys"] = take_keys(rest.pop("api_key_file"), API_KEYS)
+    rest["admin_keys"] = take_keys(rest.pop("admin_key_file"), ADMIN_KEYS)
     return ServerConfig(engine=EngineConfig(model=model, **engine, **graphs), **rest)
 
 

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from engine.config import EngineConfig
+from httpd.auth import Keyring
 from runtime import serve
 from runtime.checkpoint import find_checkpoint
 from runtime.config import Rank, ServerConfig
@@ -63,8 +64,9 @@ def test_every_setting_has_a_flag(seen: list[ServerConfig], model: Path) -> None
     }  # fmt: skip
     rest = {
         "served_model_name": "some/name", "host": "::1", "port": 0, "tokenizer_threads": 1,
-        "max_queued": 5, "max_body_bytes": 2048, "max_streams": 9, "tls_cert": cert,
-        "tls_key": cert, "drain_timeout_s": 1.5, "watchdog_s": 9.0,
+        "max_queued": 5, "max_queued_tokens": 77, "max_choices": 3, "max_body_bytes": 2048,
+        "max_streams": 9, "tls_cert": cert, "tls_key": cert, "request_timeout_s": 8.0,
+        "drain_timeout_s": 1.5, "watchdog_s": 9.0,
     }  # fmt: skip
     flags = [
         word
@@ -81,6 +83,43 @@ def test_every_setting_has_a_flag(seen: list[ServerConfig], model: Path) -> None
         **rest,  # type: ignore[arg-type]
     )
     assert seen == [expected]
+
+
+def test_keys_come_from_files_and_the_environment(
+    seen: list[ServerConfig], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, admin = model / "api", model / "admin"
+    api.write_text("sk-one\n")
+    admin.write_text("sk-admin\n")
+    monkeypatch.setenv("PLAIT_API_KEYS", "sk-two")
+    flags = ["--api-key-file", str(api), "--admin-key-file", str(admin)]
+    result = CliRunner().invoke(serve.serve, ["--model", str(model), *flags])
+    assert result.exit_code == 0, result.output
+    assert seen[0].api_keys == Keyring.of(["sk-one", "sk-two"])
+    assert seen[0].admin_keys == Keyring.of(["sk-admin"])
+    assert "sk-" not in repr(seen[0]) + result.output
+    assert "PLAIT_API_KEYS" not in os.environ
+
+
+@pytest.mark.parametrize("variable", ["PLAIT_API_KEYS", "PLAIT_ADMIN_KEYS"])
+def test_an_empty_variable_is_refused_as_it_was_meant_to_be_full(
+    seen: list[ServerConfig], model: Path, variable: str
+) -> None:
+    result = CliRunner().invoke(serve.serve, ["--model", str(model)], env={variable: ""})
+    assert result.exit_code == 2 and f"{variable} holds no key" in result.output and not seen
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open"),
+    [("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("localhost", True),
+     ("0.0.0.0", False), ("::", False), ("192.168.0.1", False), ("localhost.example", False),
+     ("", False)],
+)  # fmt: skip
+def test_admins_need_a_key_unless_nobody_else_can_call(host: str, is_open: bool) -> None:
+    engine = EngineConfig(Path())
+    assert ServerConfig(engine, host=host).access.is_admin_open == is_open
+    for keys in ({"api_keys": Keyring.of(["a"])}, {"admin_keys": Keyring.of(["a"])}):
+        assert not ServerConfig(engine, host=host, **keys).access.is_admin_open
 
 
 def test_a_prefill_budget_of_zero_is_whole_prompts(seen: list[ServerConfig], model: Path) -> None:
@@ -124,6 +163,11 @@ def test_flags_of_cuda_graphs(
         (["--watchdog-s", "nan"], "watchdog_s is nan; it must be between"),
         (["--tokenizer-threads", "0"], "tokenizer_threads is 0; it must be between 1 and 64"),
         (["--max-queued", "0"], "max_queued is 0; it must be between 1 and"),
+        (["--max-queued-tokens", "0"], "max_queued_tokens is 0; it must be between 1 and"),
+        (["--max-choices", "0"], "max_choices is 0; it must be between 1 and"),
+        (["--request-timeout-s", "0"], "request_timeout_s is 0.0; it must be between 0.1 and"),
+        (["--api-key-file", "no/such"], "the key file no/such cannot be read: No such file"),
+        (["--admin-key-file", os.devnull], f"the key file {os.devnull} holds no key"),
         (["--served-model-name", ""], "served_model_name is empty"),
         (["--tls-cert", "x.pem"], "tls_cert and tls_key must be given together"),
         (["--tls-cert", "x.pem", "--tls-key", "x.pem"], "tls_cert is x.pem; there is no such file"),
