@@ -72,6 +72,10 @@ class Engine:
         """A stop string was found in the text: end it. Whoever found it tells the client."""
         self._scheduler.end(request_id, Finish.STOP)
 
+    def flush_cache(self) -> int:
+        """Frees the pages that only the prefix cache holds; how many those were."""
+        return self._scheduler.holdings.flush_cache()
+
     @property
     def has_work(self) -> bool:
         return bool(self._in_flight) or self._scheduler.has_work

@@ -50,6 +50,8 @@ class ServedEngine(Protocol):
 
     def stop_matched(self, request_id: int) -> None: ...
 
+    def flush_cache(self) -> int: ...
+
     def step(self) -> StepOutput | None: ...
 
     def stats(self) -> EngineStats: ...
@@ -77,6 +79,14 @@ Load = Callable[[Progress], tuple[ServedEngine, Loaded]]
 
 
 @dataclass(frozen=True, slots=True)
+class Flushed:
+    """The answer to a command to flush the prefix cache."""
+
+    number: int  # the command's
+    pages: int  # that came back
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRings:
     """The engine thread's ends."""
 
@@ -84,6 +94,8 @@ class EngineRings:
     submissions: tuple[Receiver[Request], ...]  # one for each tokenizer thread
     aborts: Receiver[int]
     stops: Receiver[int]
+    flushes: Receiver[int]  # numbers of commands to flush the prefix cache
+    flushed: Sender[Flushed]
     outputs: Sender[StepOutput]
     loaded: Sender[Loaded]
     stats: Latest[EngineStats]
@@ -96,7 +108,9 @@ class EngineLoop:
         self._load = load
         self._progress = progress
         self._rings = rings
-        self._inbox = Inbox(rings.wakeup, [rings.aborts, rings.stops, *rings.submissions])
+        self._inbox = Inbox(
+            rings.wakeup, [rings.aborts, rings.stops, rings.flushes, *rings.submissions]
+        )
         self._worked = False  # since the last tidying
         self._tidied_s = time.monotonic()
         self._told_stats_s = 0.0
@@ -151,6 +165,8 @@ class EngineLoop:
             engine.stop_matched(request_id)
         for request_id in aborts:
             engine.abort(request_id)
+        for number in rings.flushes.pop_all():
+            pulse.push(rings.flushed, Flushed(number, engine.flush_cache()))
         return bool(aborts or stops or requests)
 
     def _submit(self, engine: ServedEngine, request: Request, pulse: Pulse) -> None:

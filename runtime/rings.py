@@ -8,6 +8,7 @@ Why what they do not wait for has room: at most `max_requests` requests are aliv
 to their last word.
 - Submissions: a request waits in one of these rings only while it is alive.
 - Matched stops: whatever matches was with the engine when it last emptied the ring, so alive then.
+- Commands of an admin and their answers: control.py sends no more than there is room.
 - Aborts: whatever is in the ring is alive, or was when the engine last emptied the ring, and has
   since heard of an end that was under way.
 """
@@ -18,8 +19,9 @@ from engine.core import EngineStats
 from engine.request import Delta, Request, StepOutput
 from runtime.channel import Channel
 from runtime.config import ServerConfig
+from runtime.control import COMMANDS, ControlRings
 from runtime.detokenizer_thread import DetokenizerRings
-from runtime.engine_thread import EngineRings, Loaded
+from runtime.engine_thread import EngineRings, Flushed, Loaded
 from runtime.inbox import Inbox, Wakeup
 from runtime.latest import Latest
 from runtime.messages import Submission, Verdict
@@ -37,7 +39,7 @@ class Rings:
         every_request = config.max_requests
         pool = range(config.tokenizer_threads)
         self.main, self.http = Wakeup(), Wakeup()
-        self.engine, self.detokenizer = Wakeup(), Wakeup()
+        self.engine, self.detokenizer, self.control = Wakeup(), Wakeup(), Wakeup()
         self.tokenizers = [Wakeup() for _ in pool]
         self.loaded = Channel[Loaded](1, self.main)
         self.submissions = [Channel[Submission](every_request, self.tokenizers[k]) for k in pool]
@@ -45,13 +47,17 @@ class Rings:
         self.verdicts = [Channel[Verdict](_REQUESTS, self.http) for _ in pool]
         self.aborts = Channel[int](2 * every_request, self.engine)
         self.stops = Channel[int](every_request, self.engine)
+        self.flushes = Channel[int](COMMANDS, self.engine)
+        self.flushed = Channel[Flushed](COMMANDS, self.control)
         self.outputs = Channel[StepOutput](_STEPS, self.detokenizer)
         self.deltas = Channel[tuple[Delta, ...]](_STEPS, self.http)
         self.stats = Latest[EngineStats]()
 
     @property
     def wakeups(self) -> list[Wakeup]:
-        return [self.main, self.http, self.engine, self.detokenizer, *self.tokenizers]
+        return [
+            self.main, self.http, self.control, self.engine, self.detokenizer, *self.tokenizers,
+        ]  # fmt: skip
 
     def of_service(self) -> ServiceRings:
         return ServiceRings(
@@ -65,12 +71,17 @@ class Rings:
     def of_http(self) -> Inbox:
         return Inbox(self.http, [self.deltas.receiver, *(ring.receiver for ring in self.verdicts)])
 
+    def of_control(self) -> ControlRings:
+        return ControlRings(self.control, self.flushes.sender, self.flushed.receiver)
+
     def of_engine(self) -> EngineRings:
         return EngineRings(
             wakeup=self.engine,
             submissions=tuple(ring.receiver for ring in self.requests),
             aborts=self.aborts.receiver,
             stops=self.stops.receiver,
+            flushes=self.flushes.receiver,
+            flushed=self.flushed.sender,
             outputs=self.outputs.sender,
             loaded=self.loaded.sender,
             stats=self.stats,

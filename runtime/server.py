@@ -21,6 +21,7 @@ from httpd.app import create_app
 from httpd.service import State
 from httpd.settings import HttpSettings
 from runtime.config import ServerConfig
+from runtime.control import ServerControl
 from runtime.detokenizer_thread import DetokenizerLoop
 from runtime.engine_thread import EngineLoop, Load, Loaded, Progress
 from runtime.http_thread import HttpLoop, hypercorn_config
@@ -89,11 +90,15 @@ class Server:
         settings = HttpSettings(
             version=version,
             max_body_bytes=config.max_body_bytes,
+            request_timeout_s=config.request_timeout_s,
+            max_choices=config.max_choices,
             cors_origins=config.cors_origins,
+            access=config.access,
         )
         service = ThreadedService(self._lifecycle, rings.of_service(), config.max_requests)
+        control = ServerControl(self._lifecycle, rings.of_control(), service)
         return HttpLoop(
-            create_app(service, settings),
+            create_app(service, settings, control),
             hypercorn_config(config),
             listening,
             service,

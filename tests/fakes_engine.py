@@ -84,6 +84,10 @@ class FakeEncoder:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
+    def token_id(self, text: str) -> int | None:
+        return {"<think>": ord("<"), "</think>": ord(">")}.get(text)
+
+
 @dataclass
 class _Running:
     request: Request
@@ -102,6 +106,7 @@ class FakeEngine:
     stopped: list[int] = field(default_factory=list)
     before_step: Callable[[], None] = lambda: None
     closed: bool = False
+    cached_pages: int = 7
     _ended: list[tuple[int, Finish]] = field(default_factory=list)
 
     @property
@@ -121,6 +126,10 @@ class FakeEngine:
     def stop_matched(self, request_id: int) -> None:
         self.stopped.append(request_id)
         self.running.pop(request_id, None)
+
+    def flush_cache(self) -> int:
+        freed, self.cached_pages = self.cached_pages, 0
+        return freed
 
     def step(self) -> StepOutput | None:
         self.before_step()

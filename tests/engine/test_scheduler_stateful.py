@@ -11,7 +11,13 @@ from engine.cache_factory import build_prefix_cache
 from engine.pages import PagePool
 from engine.request import Finish, Request, SamplingParams, Started, StepOutput
 from engine.scheduler import Scheduler
-from tests.fakes_executor import FakeExecutor, FakeGrammar, expected_output, fake_engine
+from tests.fakes_executor import (
+    VOCAB,
+    FakeExecutor,
+    FakeGrammar,
+    expected_output,
+    fake_engine,
+)
 
 EOS = 5
 MAX_MODEL_LEN = 48
@@ -47,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             prefill_budget=budget,
             eos_ids=(EOS,),
+            vocab_size=VOCAB,
         )
         self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
         self.requests: dict[int, Request] = {}
@@ -96,6 +103,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(alive))
         self.aborted.add(number)
         self.engine.abort(number)
+
+    @rule()
+    def flush(self) -> None:
+        before = self.engine.stats()
+        assert self.engine.flush_cache() == before.evictable_pages
+        after = self.engine.stats()
+        assert after.free_pages == before.free_pages + before.evictable_pages
+        assert after.evictable_pages == 0
+        self.scheduler.check_integrity()
 
     @rule(steps=st.integers(1, 8))
     def run(self, steps: int) -> None:
@@ -150,7 +166,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check(self, number: int, request: Request) -> None:
         params = request.params
-        eos = () if params.ignore_eos else (EOS,)
+        # A grammar that is complete lets nothing follow: its request ends there.
+        ignores_eos = params.ignore_eos and request.grammar is None
+        eos = () if ignores_eos else (EOS,)
         stop_ids = frozenset([*eos, *params.stop_token_ids])
         grammar = request.grammar
         assert grammar is None or isinstance(grammar, FakeGrammar)
