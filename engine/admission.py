@@ -62,13 +62,15 @@ class Admission:
         stop_ids = self.stop_ids(waiting)
         return rule_words(
             row, request.params, request.prompt_ids, made, stop_ids,
-            has_grammar=request.grammar is not None,
+            has_masks=request.grammar is not None or request.thinking is not None,
         )  # fmt: skip
 
     def stop_ids(self, waiting: Waiting) -> tuple[int, ...]:
         """All ids that end the request."""
-        params = waiting.request.params
-        return (*(() if params.ignore_eos else self._eos_ids), *params.stop_token_ids)
+        request = waiting.request
+        # Where a grammar is complete nothing else may come: so it ends there whatever is asked.
+        ignores_eos = request.params.ignore_eos and request.grammar is None
+        return (*(() if ignores_eos else self._eos_ids), *request.params.stop_token_ids)
 
     def _try_lock(self, waiting: Waiting, match: Match, reusable: Int32Array) -> Refusal | None:
         """Locks the matched prefix, unless the request cannot start."""

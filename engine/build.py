@@ -63,6 +63,7 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         # Memory was measured for a step of one context; many whole prompts would need more.
         prefill_budget=config.prefill_budget or built.max_model_len,
         eos_ids=_eos_ids(config.model, model.config.vocab_size),
+        vocab_size=model.config.vocab_size,
     )
     # The CPU executor computes inside `launch`: planning ahead would only make tokens late.
     overlap = on_cuda if config.overlap is None else config.overlap

@@ -1,10 +1,16 @@
-"""Rows whose tokens a grammar restricts: the mask of each step, and what the grammar has seen.
+"""Rows whose tokens are restricted, by a grammar or by a budget for reasoning: each step's masks.
 
 A mask depends on the token before it, which the host knows only once its step is committed: such a
 row sits out the step that is planned meanwhile, and all others go on. Masks are made when a step is
 committed, while the device computes the next one. Knows no grammars: those are engine.grammar's.
+
+A grammar is the answer's: it begins where reasoning ends. Phases of a row
+  MAY_THINK  its first token: one that opens reasoning, or the answer's first
+  THINKING   anything; once the budget is spent, only what closes reasoning
+  ANSWER     as the grammar says
 """
 
+import enum
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import MatchError
-from engine.request import Int32Array, Matcher
+from engine.request import Int32Array, Matcher, Request, Thinking
 from engine.rows import Rows
 from engine.waiting import Waiting
 
@@ -21,45 +27,53 @@ _NO_MASKS = np.empty(0, np.int32), np.empty((0, 0), np.int32)
 NOT_IN_GRAMMAR: Final = "The output left the grammar that was asked for."
 
 
-class Constraints:
-    """The matchers of running rows, each with its next mask. Owned by the engine thread."""
+class _Phase(enum.Enum):
+    MAY_THINK = enum.auto()
+    THINKING = enum.auto()
+    ANSWER = enum.auto()
 
-    def __init__(self, rows: Rows) -> None:
+
+class Constraints:
+    """The restrictions of running rows. Owned by the engine thread."""
+
+    def __init__(self, rows: Rows, vocab_size: int) -> None:
+        """vocab_size  the logits' width"""
         self._rows = rows
-        self._is_constrained = np.zeros(rows.count, np.bool_)
-        self._matchers: dict[int, tuple[Matcher, Int32Array]] = {}
+        self._mask_words = -(-vocab_size // 32)
+        self._is_restricted = np.zeros(rows.count, np.bool_)
+        self._restricted: dict[int, _Restricted] = {}
 
     def begin(self, row: int, waiting: Waiting, stop_ids: Sequence[int]) -> str | None:
         """Restricts the row as its request asks; returns what is wrong where that cannot be."""
         request = waiting.request
-        if request.grammar is None:
+        if request.grammar is None and request.thinking is None:
             return None
-        matcher = request.grammar.matcher(stop_ids)
-        self._matchers[row] = matcher, np.zeros(matcher.mask_words, np.int32)
-        self._is_constrained[row] = True
+        restricted = self._restricted[row] = _Restricted(request, stop_ids, self._mask_words)
+        self._is_restricted[row] = True
         made = waiting.token_ids[len(request.prompt_ids) :]  # before a retraction
-        return self._go_on(row, made.tolist())
+        return restricted.go_on(made.tolist())
 
     def end(self, row: int) -> None:
-        self._matchers.pop(row, None)
-        self._is_constrained[row] = False
+        self._restricted.pop(row, None)
+        self._is_restricted[row] = False
 
     def ready(self, decode: RowArray, completed_step: int) -> RowArray:
         """Those rows of `decode` whose mask is made; the very array where that is all."""
-        if not self._matchers:
+        if not self._restricted:
             return decode
-        waits = self._is_constrained[decode] & (self._rows.last_step[decode] > completed_step)
+        waits = self._is_restricted[decode] & (self._rows.last_step[decode] > completed_step)
         return decode[~waits] if waits.any() else decode
 
     def masks(self, prefilled: RowArray, decode: RowArray) -> tuple[Int32Array, Int32Array]:
         """Rows among those that are sampled in a step, [n] int32, and their masks, [n, words]."""
-        if not self._matchers:
+        if not self._restricted:
             return _NO_MASKS
         sampled = np.concatenate([prefilled, decode])
-        rows = sampled[self._is_constrained[sampled]]
-        if not len(rows):
+        rows = sampled[self._is_restricted[sampled]].tolist()
+        masks = [(row, mask) for row in rows if (mask := self._restricted[row].mask) is not None]
+        if not masks:
             return _NO_MASKS
-        return rows.astype(np.int32), np.stack([self._matchers[row][1] for row in rows.tolist()])
+        return np.array([row for row, _ in masks], np.int32), np.stack([mask for _, mask in masks])
 
     def commit(
         self, sampled: RowArray, token_ids: Int32Array, ended: NDArray[np.bool_]
@@ -68,21 +82,83 @@ class Constraints:
 
         ended  [n] which of them end their request anyway
         """
-        if not self._matchers:
+        if not self._restricted:
             return []
-        taken = np.nonzero(self._is_constrained[sampled] & ~ended)[0].tolist()
-        told = (
-            (index, self._go_on(int(sampled[index]), [int(token_ids[index])])) for index in taken
-        )
-        return [(index, error) for index, error in told if error is not None]
+        errors = []
+        for index in np.nonzero(self._is_restricted[sampled] & ~ended)[0].tolist():
+            row = int(sampled[index])
+            error = self._restricted[row].go_on([int(token_ids[index])])
+            if error is not None:
+                errors.append((index, error))
+            elif self._restricted[row].is_free:
+                self.end(row)
+        return errors
 
-    def _go_on(self, row: int, token_ids: list[int]) -> str | None:
+
+class _Restricted:
+    """One row's phase and next mask. Owned by the engine thread."""
+
+    def __init__(self, request: Request, stop_ids: Sequence[int], mask_words: int) -> None:
+        self._thinking: Thinking | None = request.thinking
+        self._matcher: Matcher | None = None
+        if request.grammar is not None:
+            self._matcher = request.grammar.matcher(stop_ids)
+        self._phase = _Phase.ANSWER
+        if request.thinking is not None:
+            opened = request.thinking.opened
+            self._phase = _Phase.THINKING if opened else _Phase.MAY_THINK
+        self._spent = 0  # tokens of reasoning
+        self._words = np.zeros(mask_words, np.int32)
+        self.mask: Int32Array | None = None  # of the next token; None: anything may come
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing is restricted any more."""
+        return self._phase is _Phase.ANSWER and self._matcher is None
+
+    def go_on(self, token_ids: list[int]) -> str | None:
         """Takes the tokens and makes the next mask; returns what is wrong, if anything."""
-        matcher, mask = self._matchers[row]
-        if not all(matcher.accept(token_id) for token_id in token_ids):
+        if not all(self._takes(token_id) for token_id in token_ids):
             return NOT_IN_GRAMMAR
         try:
-            matcher.fill_mask(mask)
+            self.mask = self._next_mask()
         except MatchError as error:
             return str(error)
         return None
+
+    def _takes(self, token_id: int) -> bool:
+        thinking = self._thinking
+        if self._phase is _Phase.MAY_THINK:
+            assert thinking is not None
+            thinks = token_id == thinking.opening_id
+            self._phase = _Phase.THINKING if thinks else _Phase.ANSWER
+            if thinks:
+                return True
+        elif self._phase is _Phase.THINKING:
+            assert thinking is not None
+            if token_id == thinking.closing_id:
+                self._phase = _Phase.ANSWER
+            self._spent += 1
+            return True
+        return self._matcher is None or self._matcher.accept(token_id)
+
+    def _next_mask(self) -> Int32Array | None:
+        thinking, matcher = self._thinking, self._matcher
+        if self._phase is _Phase.THINKING:
+            assert thinking is not None
+            if thinking.budget is None or self._spent < thinking.budget:
+                return None
+            self._words[:] = 0
+            _allow(self._words, thinking.closing_id)
+            return self._words
+        if matcher is None:
+            return None
+        matcher.fill_mask(self._words)
+        if self._phase is _Phase.MAY_THINK:
+            assert thinking is not None
+            _allow(self._words, thinking.opening_id)
+        return self._words
+
+
+def _allow(words: Int32Array, token_id: int) -> None:
+    words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)

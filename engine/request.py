@@ -67,6 +67,7 @@ class SamplingParams:
     echo: bool = False  # the text begins with the prompt's
     logprobs: int | None = None  # likeliest ids told of each new token; 0: the token's own alone
     prompt_logprobs: int | None = None  # likewise of each prompt token
+    thinking_budget: int | None = None  # tokens of reasoning; None is any number
     reasoning: ReasoningMarkers | None = None  # split off; None: all text is content
 
     def settled(self, vocab_size: int) -> "SamplingParams":
@@ -143,6 +144,16 @@ class CompiledGrammar(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """The tokens around a model's reasoning, and how much of it there may be."""
+
+    opening_id: int
+    closing_id: int
+    opened: bool  # the prompt ends inside reasoning
+    budget: int | None = None  # tokens of reasoning; then it is closed
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation, tokenized and validated, as the engine takes it."""
 
@@ -152,7 +163,8 @@ class Request:
     seed: int  # params.seed, or the one drawn for it; 0 <= seed < 2**64
     namespace: str = ""  # prefixes are shared only inside one namespace
     arrived_s: float = 0.0  # time.monotonic() when the server saw it
-    grammar: CompiledGrammar | None = None
+    grammar: CompiledGrammar | None = None  # of what comes behind reasoning, if there is any
+    thinking: Thinking | None = None  # None: a grammar begins with the first token
 
 
 @dataclass(frozen=True, slots=True)

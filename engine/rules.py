@@ -20,16 +20,16 @@ def rule_words(
     made: Int32Array,
     stop_ids: Iterable[int],
     *,
-    has_grammar: bool = False,
+    has_masks: bool = False,
 ) -> Int32Array:
     """[n, 4] int32: row, kind, token id, value; empty where the request has no rules.
 
     made         [n] int32, the output so far: of a request that was retracted
     stop_ids     what ends the request, and must not before its minimal length
-    has_grammar  the row draws under masks, which come with each step
+    has_masks    the row draws under masks, which come with its steps
     """
     words = _Words(row)
-    if has_grammar:
+    if has_masks:
         words.begin()
     if params.allowed_token_ids is not None:
         words.add(Rule.ONLY_ALLOWED)

@@ -43,6 +43,7 @@ class Scheduler:
         max_model_len: int,
         prefill_budget: int | None,
         eos_ids: tuple[int, ...],
+        vocab_size: int,
     ) -> None:
         self.page_size = cache.page_size
         self.max_model_len = max_model_len
@@ -56,7 +57,7 @@ class Scheduler:
         )
         self._rows = self.holdings.rows
         self.admission = Admission(self.holdings, eos_ids)
-        self.constraints = Constraints(self._rows)
+        self.constraints = Constraints(self._rows, vocab_size)
         self.waiting = WaitingQueue()
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED

@@ -69,6 +69,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    def token_id(self, text: str) -> int | None:
+        """The id of a token that is written so, None where there is none."""
+        token_id = self.backend.token_to_id(text)
+        return token_id if token_id is not None and token_id < self.vocab_size else None
+
+    @property
+    def chat_template_source(self) -> str | None:
+        """The template's own text: its markers tell how the model writes calls and reasoning."""
+        return None if self._template is None else self._template.source
+
     def encode_prompt(self, prompt: Prompt) -> Int32Array:
         """[n] int32, n >= 1, each in the vocabulary, no longer written. Raises PromptError."""
         if isinstance(prompt, ChatPrompt):

@@ -67,6 +67,7 @@ def measure(batch: int, steps: int, overlap: bool) -> dict[str, Any]:
         max_model_len=context,
         prefill_budget=None,
         eos_ids=(2,),
+        vocab_size=0,
     )
     engine = Engine(scheduler, EchoExecutor(pages, page_size), overlap=overlap, facts=FACTS)
     rng = np.random.default_rng(0)

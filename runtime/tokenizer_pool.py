@@ -6,10 +6,10 @@ HTTP beyond the fields of a refusal.
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.errors import PromptError
-from engine.request import ChatPrompt, Int32Array, Prompt, Request
+from engine.request import ChatPrompt, Int32Array, Prompt, Request, Thinking
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
 from runtime.messages import Accepted, Refused, Submission, Verdict
@@ -17,12 +17,18 @@ from runtime.worker import TICK_S, Pulse, Stopped
 
 log = logging.getLogger(__name__)
 
+_MARKER_AND_SPACE: Final = 3  # tokens: what opens reasoning, and line breaks behind it
+
 
 class Encoder(Protocol):
     """What is asked of `engine.tokenizer.Tokenizer`. Safe from any thread."""
 
     def encode_prompt(self, prompt: Prompt) -> Int32Array:
         """Raises PromptError."""
+        ...
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token that is written so, None where there is none."""
         ...
 
 
@@ -91,9 +97,22 @@ class TokenizerLoop:
                 arrived_s=submission.arrived_s,
                 grammar=submission.grammar,
                 namespace=submission.namespace,
+                thinking=self._thinking(submission, prompt_ids),
             )
             for request_id, params in zip(submission.ids, submission.params, strict=True)
         ]
+
+    def _thinking(self, submission: Submission, prompt_ids: Int32Array) -> Thinking | None:
+        """What bounds the reasoning, where something does and the model's markers are tokens."""
+        params = submission.params[0]
+        markers, budget = params.reasoning, params.thinking_budget
+        if markers is None or (submission.grammar is None and budget is None):
+            return None
+        opening, closing = map(self._encoder.token_id, (markers.opening, markers.closing))
+        if opening is None or closing is None:
+            return None
+        opened = markers.always or opening in prompt_ids[-_MARKER_AND_SPACE:]
+        return Thinking(opening, closing, opened, budget)
 
     def _fitted(self, submission: Submission, prompt_tokens: int) -> int | None:
         """A number of new tokens that the context has room for; None: it has none."""

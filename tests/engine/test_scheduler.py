@@ -15,6 +15,7 @@ from engine.request import Finish, Int32Array, Request, SamplingParams, StepOutp
 from engine.rows import STOP_IDS, Rows, RowState
 from engine.scheduler import Scheduler
 from tests.fakes_executor import (
+    VOCAB,
     FakeExecutor,
     FakeGrammar,
     FakeMatcher,
@@ -46,6 +47,7 @@ class Rig:
             max_model_len=max_model_len,
             prefill_budget=budget,
             eos_ids=(),
+            vocab_size=VOCAB,
         )
         self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
         self.tokens: dict[int, list[int]] = {}

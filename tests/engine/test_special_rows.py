@@ -45,7 +45,7 @@ def build(folder: Path, kind: str, *, chunk: int = 64, overlap: bool = True) -> 
         executor = CudaExecutor(model, **shape, streams=HostStreams(), sampler=PlainSampler())
     scheduler = Scheduler(
         pool=PagePool(pages), cache=build_prefix_cache("radix", page_size), max_running=rows,
-        max_model_len=128, prefill_budget=chunk, eos_ids=(EOS,),
+        max_model_len=128, prefill_budget=chunk, eos_ids=(EOS,), vocab_size=VOCAB,
     )  # fmt: skip
     return fake_engine(scheduler, executor, overlap=overlap)
 

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.request import ChatPrompt, Finish, Prompt, Request, SamplingParams, TextPrompt
+from engine.request import (
+    ChatPrompt,
+    Finish,
+    Prompt,
+    ReasoningMarkers,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    Thinking,
+)
 from httpd.service import Rejected, State
 from runtime.config import ServerConfig
 from runtime.detokenizer_thread import DetokenizerLoop
@@ -107,6 +116,20 @@ def tokenize(
         assert threads.lifecycle.failure is None
     threads.close()
     return verdict, threads.rings.requests[0].receiver.try_pop()
+
+
+@pytest.mark.parametrize(("text", "opened"), [("hi", False), ("hi<", True), ("hi<\n", True)])
+def test_a_budget_for_reasoning_comes_with_the_markers_ids(text: str, opened: bool) -> None:
+    threads = Threads()
+    markers = ReasoningMarkers("<think>", "</think>")
+    params = SamplingParams(max_new_tokens=3, reasoning=markers, thinking_budget=5)
+    submission = Submission((7,), TextPrompt(text), (params,), True, 0.0)
+    threads.rings.submissions[0].sender.try_push(submission)
+    threads.start(tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, threads.rings.of_tokenizer(0)).run)
+    while (made := threads.rings.requests[0].receiver.try_pop()) is None:
+        assert threads.lifecycle.failure is None
+    threads.close()
+    assert made.thinking == Thinking(ord("<"), ord(">"), opened, 5)
 
 
 @pytest.mark.parametrize("prompt_tokens", [1, LIMIT - 3])
