@@ -17,6 +17,7 @@ from engine.grammar.on_demand import GrammarsOnDemand
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Finish, Request, SamplingParams, TextPrompt
 from engine.tokenizer import Tokenizer
+from httpd.parsing.formats import choose_formats
 from httpd.service import ModelCard
 from runtime.config import ServerConfig
 from runtime.engine_thread import Loaded, Progress
@@ -53,6 +54,9 @@ def load_engine(config: ServerConfig, progress: Progress) -> tuple[Engine, Loade
         max_model_len=facts.max_model_len,
         vocab_size=min(facts.vocab_size, tokenizer.vocab_size),
         has_chat_template=tokenizer.has_chat_template,
+        formats=choose_formats(
+            config.tool_call_parser, config.reasoning_parser, tokenizer.chat_template_source
+        ),
     )
     told = ModelFacts(card, kv_tokens=facts.kv_tokens, device=facts.device, dtype=facts.dtype)
     grammars = GrammarsOnDemand(partial(_grammar_compiler, config, tokenizer, facts.vocab_size))
