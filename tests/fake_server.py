@@ -1,8 +1,9 @@
 """A server without a model, for tests that need a process: `python -m tests.fake_server JSON`.
 
 JSON holds ServerConfig's fields, and beyond those
-gate   a file; loading ends once it exists
-error  what loading fails with
+gate                          a file; loading ends once it exists
+error                         what loading fails with
+api_key_file, admin_key_file  as the flags of these names
 """
 
 import json
@@ -18,6 +19,7 @@ from runtime import serve
 from runtime.config import ServerConfig
 from runtime.engine_thread import Load
 from runtime.gil import restart_without_gil
+from runtime.keys import ADMIN_KEYS, API_KEYS, take_keys
 from tests.fakes_engine import fake_load
 
 
@@ -42,6 +44,9 @@ def main() -> None:
     for name in ("tls_cert", "tls_key"):
         if name in settings:
             settings[name] = Path(settings[name])
+    for kind, variable in (("api", API_KEYS), ("admin", ADMIN_KEYS)):
+        file = settings.pop(f"{kind}_key_file", None)
+        settings[f"{kind}_keys"] = take_keys(None if file is None else Path(file), variable)
     config = ServerConfig(EngineConfig(Path("fake"), max_running=8), port=0, **settings)
     code, all_ended = serve.run(config, load)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon]
