@@ -1,0 +1,106 @@
+"""How much may wait for the engine: requests, and the tokens of their prompts.
+
+Rules
+- A prompt counts from `admit` until its first token has come (`begin`) or its request is over.
+- Before it is tokenized it counts as the caller's guess.
+- What alone is more than the limit may wait where nothing else does: the context bounds it.
+
+Knows neither routes nor rings.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from httpd.service import Rejected
+
+_RECENT: Final = 64  # prompts that the rate is taken from
+_MAX_RETRY_S: Final = 60  # a client's own patience; openai-python believes up to 120
+
+
+class QueueLimit:
+    """What waits, and how fast it has been leaving. Owned by the HTTP loop."""
+
+    def __init__(
+        self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        max_requests  alive at the same time, the running ones among them
+        max_tokens    of prompts that wait
+        """
+        self.requests = 0  # alive
+        self.tokens = 0  # of prompts that wait
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._begun: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # when, tokens
+
+    def admit(self, tokens: int, requests: int = 1) -> "Place":
+        """A place for requests that share one prompt of about `tokens`.
+
+        Raises `Rejected`: 503 with the seconds after which there may be room.
+        """
+        if self.requests + requests > self._max_requests:
+            message = f"The server has {self.requests} requests; the limit is {self._max_requests}."
+            raise _full(message, 1)
+        if self.tokens and self.tokens + tokens > self._max_tokens:
+            message = (
+                f"Prompts of {self.tokens} tokens are waiting; with this one's {tokens} they would "
+                f"be over the limit of {self._max_tokens}."
+            )
+            raise _full(message, self._seconds_for(self.tokens + tokens - self._max_tokens))
+        return Place(self, tokens, requests)
+
+    def began(self, tokens: int) -> None:
+        """A prompt of so many tokens waits no more."""
+        self._begun.append((self._clock(), tokens))
+
+    def _seconds_for(self, tokens: int) -> int:
+        """Whole seconds in which so many leave, at the rate of the last ones; 1 where unknown."""
+        if len(self._begun) < 2:
+            return 1
+        elapsed_s = self._clock() - self._begun[0][0]
+        left = sum(tokens for _, tokens in self._begun) - self._begun[0][1]
+        if left == 0:
+            return 1
+        return min(max(math.ceil(tokens * elapsed_s / left), 1), _MAX_RETRY_S)
+
+
+class Place:
+    """What one prompt takes of a `QueueLimit`. Owned by the HTTP loop."""
+
+    __slots__ = ("_limit", "_requests", "_tokens", "_waits")
+
+    def __init__(self, limit: QueueLimit, tokens: int, requests: int) -> None:
+        self._limit, self._tokens, self._requests = limit, tokens, requests
+        self._waits = True
+        limit.tokens += tokens
+        limit.requests += requests
+
+    def settle(self, tokens: int) -> None:
+        """The prompt was tokenized: it has so many. Does nothing once it has begun."""
+        if self._waits:
+            self._limit.tokens += tokens - self._tokens
+            self._tokens = tokens
+
+    def begin(self) -> None:
+        """Its first token has come; called with each one after it, too."""
+        if self._waits:
+            self._waits = False
+            self._limit.tokens -= self._tokens
+            self._limit.began(self._tokens)
+
+    def end(self) -> None:
+        """One of its requests is over, whether or not it began. Called once for each."""
+        assert self._requests > 0
+        self._requests -= 1
+        self._limit.requests -= 1
+        if self._requests == 0 and self._waits:
+            self._waits = False
+            self._limit.tokens -= self._tokens
+
+
+def _full(message: str, retry_after_s: int) -> Rejected:
+    return Rejected(503, message, code="queue_full", retry_after_s=retry_after_s)
