@@ -40,14 +40,14 @@ class ChatTemplate:
         self._max_chars = max_chars
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The prompt's text, up to where the assistant's answer begins. Raises PromptError."""
+        """The prompt's text, mostly up to where the answer begins. Raises PromptError."""
         variables = {
             **self._special_tokens,
             "tools": None,
             "documents": None,
             **prompt.template_kwargs,
             "messages": [_plain(m, f"messages[{i}]") for i, m in enumerate(prompt.messages)],
-            "add_generation_prompt": not prompt.continue_final,
+            "add_generation_prompt": prompt.opens_answer and not prompt.continue_final,
         }
         parts, chars = [], 0
         try:

@@ -95,6 +95,7 @@ class ChatPrompt:
     messages: tuple[dict[str, Any], ...]
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     continue_final: bool = False  # the answer goes on where the last message's text ends
+    opens_answer: bool = True  # it ends where the assistant's answer begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class TextPrompt:
     """Text to be encoded as it is."""
 
     text: str
+    add_special_tokens: bool = True  # those that the tokenizer puts around a text
 
 
 @dataclass(frozen=True, slots=True)

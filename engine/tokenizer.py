@@ -88,7 +88,9 @@ class Tokenizer:
             ids = self._encode(text, "messages", add_special_tokens=False)
             return self._checked(ids, "messages")
         if isinstance(prompt, TextPrompt):
-            ids = self._encode(prompt.text, "prompt", add_special_tokens=True)
+            ids = self._encode(
+                prompt.text, "prompt", add_special_tokens=prompt.add_special_tokens
+            )
             return self._checked(ids, "prompt")
         return self._checked(prompt.token_ids, "prompt")
 
@@ -96,6 +98,10 @@ class Tokenizer:
         """The text of a whole output; ids that the tokenizer does not know have none."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """How the vocabulary writes each id; "" for one that it lacks."""
+        return [self.backend.id_to_token(each) or "" for each in token_ids]
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) > MAX_PROMPT_CHARS:

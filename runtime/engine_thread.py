@@ -26,7 +26,7 @@ from runtime.channel import Receiver, Sender
 from runtime.detokenizer_thread import TextMaker
 from runtime.inbox import Inbox, Wakeup
 from runtime.latest import Latest
-from runtime.lifecycle import GrammarSource
+from runtime.lifecycle import Codec, GrammarSource
 from runtime.messages import ModelFacts
 from runtime.tokenizer_pool import Encoder
 from runtime.worker import TICK_S, OperatorError, Pulse, Stopped
@@ -65,12 +65,16 @@ class ServedEngine(Protocol):
 Progress = Callable[[str, float | None], None]
 
 
+class LoadedTokenizer(Encoder, Codec, Protocol):
+    """What is asked of `engine.tokenizer.Tokenizer`, by tokenizer threads and others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What loading gives the other threads; the engine itself stays where it was made."""
 
     facts: ModelFacts
-    encoder: Encoder
+    tokenizer: LoadedTokenizer
     detokenizer: TextMaker  # handed on to the detokenizer thread
     grammars: GrammarSource
 

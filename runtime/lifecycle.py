@@ -7,11 +7,12 @@ Rules
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from engine.grammar.spec import GrammarSpec
-from engine.request import CompiledGrammar
+from engine.request import CompiledGrammar, Int32Array, Prompt
 from httpd.service import ModelCard, State
 from runtime.inbox import Wakeup
 
@@ -43,6 +44,23 @@ class GrammarSource(Protocol):
     def close(self) -> None: ...
 
 
+class Codec(Protocol):
+    """What is asked of `engine.tokenizer.Tokenizer` where nothing is generated.
+
+    Safe from any thread.
+    """
+
+    def encode_prompt(self, prompt: Prompt) -> Int32Array:
+        """May take seconds. Raises PromptError."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """How the vocabulary writes each id."""
+        ...
+
+
 class Lifecycle:
     """The server's phase. Safe from any thread.
 
@@ -55,6 +73,7 @@ class Lifecycle:
         self._stopping = False  # guarded by _lock
         self._card: ModelCard | None = None  # guarded by _lock
         self._grammars: GrammarSource | None = None  # guarded by _lock
+        self._codec: Codec | None = None  # guarded by _lock
         self._failure: Failure | None = None  # guarded by _lock
         self._wakeups: tuple[Wakeup, ...] = ()  # guarded by _lock
 
@@ -86,12 +105,17 @@ class Lifecycle:
         """What compiles grammars, None before READY."""
         return self._grammars
 
-    def ready(self, card: ModelCard, grammars: GrammarSource) -> bool:
+    @property
+    def codec(self) -> Codec | None:
+        """What turns text to ids and back, None before READY."""
+        return self._codec
+
+    def ready(self, card: ModelCard, grammars: GrammarSource, codec: Codec) -> bool:
         """Opens the API; False where the server is already on its way out."""
         with self._lock:
             if State.READY not in _NEXT[self._state]:
                 return False
-            self._card, self._grammars = card, grammars
+            self._card, self._grammars, self._codec = card, grammars, codec
             self._state = State.READY
         self._signal()
         return True

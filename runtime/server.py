@@ -145,13 +145,14 @@ class Server:
             return
         gc.collect()
         gc.freeze()  # what lives as long as the server is never looked at again
-        if self._lifecycle.ready(self._loaded.facts.card, self._loaded.grammars):
-            self._on_ready(self._loaded.facts)
+        facts, tokenizer = self._loaded.facts, self._loaded.tokenizer
+        if self._lifecycle.ready(facts.card, self._loaded.grammars, tokenizer):
+            self._on_ready(facts)
 
     def _start_text_workers(self, loaded: Loaded) -> None:
         rings, limit = self._rings, loaded.facts.card.max_model_len
         for index in range(self._config.tokenizer_threads):
-            loop = TokenizerLoop(loaded.encoder, limit, rings.of_tokenizer(index))
+            loop = TokenizerLoop(loaded.tokenizer, limit, rings.of_tokenizer(index))
             self._tokenizers.append(self._worker(f"tokenizer-{index}", loop.run))
         detokenizer = DetokenizerLoop(loaded.detokenizer, rings.of_detokenizer())
         self._detokenizers.append(self._worker("detokenizer", detokenizer.run))

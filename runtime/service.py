@@ -13,19 +13,23 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.core import EngineStats
+from engine.errors import PromptError
 from engine.grammar.spec import GrammarError
 from engine.request import CompiledGrammar, Delta, Finish, Prompt, SamplingParams
 from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
 from runtime.channel import Receiver, Sender
 from runtime.gil import is_gil_enabled
 from runtime.latest import Latest
-from runtime.lifecycle import Lifecycle
+from runtime.lifecycle import Codec, Lifecycle
 from runtime.messages import Accepted, Submission, Verdict
 from runtime.route import Route
+from runtime.text_jobs import TextJobs
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ class ThreadedService:
         self._routes: dict[int, Route] = {}
         self._ids = itertools.count(1)
         self._encoding = [0] * len(rings.submissions)  # submissions at each tokenizer thread
+        self._text_jobs = TextJobs()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -104,6 +109,26 @@ class ThreadedService:
                 route.abort()
             raise
         return routes
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        try:
+            ids = await self._text_jobs.run(self._codec.encode_prompt, prompt)
+        except PromptError as error:
+            raise Rejected(400, error.message, param=error.param, code="invalid_prompt") from None
+        return tuple(ids.tolist())
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        decode = partial(self._codec.decode, skip_special_tokens=False)
+        return await self._text_jobs.run(decode, token_ids)
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return await self._text_jobs.run(self._codec.token_texts, token_ids)
+
+    @property
+    def _codec(self) -> Codec:
+        codec = self._lifecycle.codec
+        assert codec is not None, "text is encoded once the server is ready"
+        return codec
 
     async def _compile(self, constraint: Constraint) -> CompiledGrammar:
         """Raises `Rejected`. On a thread of its own: a hostile grammar takes seconds."""

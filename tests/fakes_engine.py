@@ -8,7 +8,7 @@ stop at its limit.
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -82,6 +82,12 @@ class FakeEncoder:
             raise SystemExit("a fault that no request may cause")
         act_on(text, "tokenizer")
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"<{token_id:#04x}>" for token_id in token_ids]
 
 
     def token_id(self, text: str) -> int | None:

@@ -76,6 +76,7 @@ class FakeService:
         self.card = CARD
         self.refusal: Exception | None = None
         self.submissions: list[Submission] = []
+        self.prompts: list[Prompt] = []  # tokenized only
         self.generations: list[FakeGeneration] = []
         self.cancelled_submits = 0
         self.submitting = asyncio.Event()  # set while submit waits
@@ -124,6 +125,19 @@ class FakeService:
         generations = [FakeGeneration(self.script, self.produce) for _ in params]
         self.generations += generations
         return generations
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        self.prompts.append(prompt)
+        await self.accept.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return (7, 8, 9)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"[{token_id}]" for token_id in token_ids)
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"t{token_id}" for token_id in token_ids]
 
 
 def context_refusal() -> Rejected:

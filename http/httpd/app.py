@@ -27,6 +27,7 @@ from httpd.running import Running
 from httpd.service import Rejected, Service
 from httpd.settings import HttpSettings
 from httpd.status import status_routes
+from httpd.tokens import token_routes
 
 CHAT = Api(
     chat_choice.ID_PREFIX,
@@ -55,6 +56,7 @@ def create_app(
         routes=[
             Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
             Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
+            *token_routes(service, settings),
             *status_routes(service, settings.version),
             *admin,
         ],

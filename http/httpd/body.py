@@ -8,13 +8,21 @@ Rules
 """
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from httpd.service import Rejected
+from httpd.service import ModelCard, Rejected
 
 DRAIN_BYTES = 64 << 20
 DRAIN_TIMEOUT_S = 5.0
+
+# Larger bodies are parsed on a thread of their own: a megabyte of token ids takes 20 ms, in which
+# the loop could have sent hundreds of events.
+INLINE_PARSE_BYTES = 64 << 10
+
+Parsed = TypeVar("Parsed")
 
 
 class BodyLimit:
@@ -107,3 +115,12 @@ async def read_body(receive: Receive, timeout_s: float) -> bytes | None:
         raise Rejected(
             408, f"The request body did not arrive within {timeout_s:g} s.", code="body_timeout"
         ) from None
+
+
+async def parsed(
+    parse: Callable[[bytes, ModelCard], Parsed], body: bytes, card: ModelCard
+) -> Parsed:
+    """What `parse` makes of a body; a large one on another thread. Raises what `parse` raises."""
+    if len(body) <= INLINE_PARSE_BYTES:
+        return parse(body, card)
+    return await asyncio.to_thread(parse, body, card)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from httpd.call import Call, Telling, telling_of
-from httpd.conversation import Conversation, call_of, check_model
+from httpd.conversation import Conversation, call_of, check_model, check_name
 from httpd.errors import invalid, unsupported
 from httpd.fields import ChatFields, read_fields, unknown_fields
 from httpd.messages import read_messages
@@ -22,10 +22,17 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
     """
     raw = parse_object(body)
     fields = read_fields(ChatFields, raw)
-    check_model(card, fields.model, fields.messages, "messages")
+    check_name(card, fields.model)
+    check_model(card, fields.messages, "messages")
+    if not fields.add_generation_prompt and not fields.continue_final_message:
+        raise unsupported(
+            "add_generation_prompt",
+            "Unsupported value for 'add_generation_prompt': false, unless "
+            "'continue_final_message' is true.",
+        )
     return call_of(
         fields,
-        _conversation(fields),
+        read_conversation(fields),
         card,
         _telling(fields),
         n=fields.n,
@@ -34,7 +41,8 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
     )
 
 
-def _conversation(fields: ChatFields) -> Conversation:
+def read_conversation(fields: ChatFields) -> Conversation:
+    """The checked messages, tools and answer's form. Raises `Rejected` (400)."""
     tools = read_tools(fields)
     messages = read_messages(fields.messages)
     kwargs: dict[str, Any] = {}
@@ -52,12 +60,6 @@ def _conversation(fields: ChatFields) -> Conversation:
 def _continues(fields: ChatFields, messages: tuple[dict[str, Any], ...]) -> bool:
     """Whether the answer goes on where the last message ends."""
     if not fields.continue_final_message:
-        if not fields.add_generation_prompt:
-            raise unsupported(
-                "add_generation_prompt",
-                "Unsupported value for 'add_generation_prompt': false, unless "
-                "'continue_final_message' is true.",
-            )
         return False
     last = messages[-1]
     if last["role"] != "assistant" or not last["content"]:

@@ -6,7 +6,8 @@ from typing import Any
 from engine.request import Delta, Prompt, TextPrompt, TokenPrompt, TokenScore
 from httpd.answer import End
 from httpd.call import Call, Telling, sampling, telling_of
-from httpd.errors import invalid, unknown_model, unsupported, wrong_type
+from httpd.conversation import check_name
+from httpd.errors import invalid, unsupported, wrong_type
 from httpd.fields import CompletionFields, read_fields, unknown_fields
 from httpd.logprobs import CompletionLogprobs, joined
 from httpd.service import ModelCard, Rejected
@@ -29,8 +30,7 @@ def parse_completion(body: bytes, card: ModelCard) -> Call:
     """
     raw = parse_object(body)
     fields = read_fields(CompletionFields, raw)
-    if fields.model != card.id:
-        raise unknown_model(fields.model)
+    check_name(card, fields.model)
     _check_combination(fields)
     of_prompt = fields.logprobs if fields.echo else fields.prompt_logprobs
     params = replace(
@@ -82,13 +82,14 @@ def _prompt(prompt: Any, path: str, vocab_size: int) -> Prompt:
     if isinstance(prompt, str) and prompt:
         return TextPrompt(prompt)
     if isinstance(prompt, list) and prompt:
-        return TokenPrompt(_token_ids(prompt, path, vocab_size))
+        return TokenPrompt(read_token_ids(prompt, path, vocab_size))
     if prompt in ("", []):
         raise invalid(f"Invalid '{path}': it is empty.", path, "empty_prompt")
     raise wrong_type(path, _PROMPT_FORMS, prompt)
 
 
-def _token_ids(ids: list[Any], path: str, vocab_size: int) -> tuple[int, ...]:
+def read_token_ids(ids: list[Any], path: str, vocab_size: int) -> tuple[int, ...]:
+    """The ids, at least one, each in the vocabulary. Raises `Rejected` (400)."""
     # Two passes without a Python-level loop body: prompts of a million ids are legal JSON.
     if set(map(type, ids)) != {int}:
         index = next(i for i, token_id in enumerate(ids) if type(token_id) is not int)

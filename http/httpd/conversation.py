@@ -50,13 +50,17 @@ class Conversation:
         return self.answer or calls
 
 
-def check_model(card: ModelCard, model: str, messages: list[Any], param: str) -> None:
-    """Raises `Rejected` where `card` is no chat model of that name, or has no room for `messages`.
+def check_name(card: ModelCard, model: str | None) -> None:
+    """Raises `Rejected` (404) where `model` is given and is not `card`."""
+    if model not in (card.id, None):
+        raise unknown_model(model)
+
+
+def check_model(card: ModelCard, messages: list[Any], param: str) -> None:
+    """Raises `Rejected` where `card` is no chat model, or has no room for `messages`.
 
     param  what the client calls its messages
     """
-    if model != card.id:
-        raise unknown_model(model)
     if not card.has_chat_template:
         raise unsupported(param, "This model has no chat template; use /v1/completions instead.")
     if len(messages) > card.max_model_len:  # each takes a token at least

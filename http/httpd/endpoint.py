@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from httpd.answer import Answer, Begun, Identity
-from httpd.body import read_body
+from httpd.body import parsed, read_body
 from httpd.call import Call
 from httpd.disconnect import until_disconnect
 from httpd.errors import internal_error, not_ready
@@ -23,10 +23,6 @@ from httpd.settings import HttpSettings
 from httpd.text import json_bytes
 
 log = logging.getLogger(__name__)
-
-# Larger bodies are parsed on a thread of their own: a megabyte of token ids takes 20 ms, in which
-# the loop could have sent hundreds of events.
-INLINE_PARSE_BYTES = 64 << 10
 
 MAX_LOGGED_NAMES = 100  # unknown fields; more would be an attack on the log
 
@@ -64,7 +60,7 @@ class Endpoint:
         if state is not State.READY:
             raise not_ready(state)
         card = self._service.model()
-        call = await self._parse(body, card)
+        call = await parsed(self._api.parse, body, card)
         del body
         self._log_unknown(call.unknown_fields)
         generations = await self._submit(call)
@@ -104,11 +100,6 @@ class Endpoint:
                 for generation in done if isinstance(done, Sequence) else ():
                     generation.abort()
             raise
-
-    async def _parse(self, body: bytes, card: ModelCard) -> Call:
-        if len(body) <= INLINE_PARSE_BYTES:
-            return self._api.parse(body, card)
-        return await asyncio.to_thread(self._api.parse, body, card)
 
     async def _stream(self, answer: Answer, send: Send) -> None:
         async with EventStream(send, self._settings.ping_interval_s) as events:

@@ -70,13 +70,17 @@ class TemplateKwargs(BaseModel):
     enable_thinking: bool | None = None
 
 
-class Fields(BaseModel):
-    """What every endpoint that generates takes; where it has another name, it is an alias there."""
+class Body(BaseModel):
+    """A request's fields. What is in neither list nor a field is unknown: logged and ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     ignored: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+
+class Fields(Body):
+    """What every endpoint that generates takes; where it has another name, it is an alias there."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -258,10 +262,10 @@ class CompletionFields(ChoiceFields):
     logprobs: TopLogprobs | None = None
 
 
-AnyFields = TypeVar("AnyFields", bound=Fields)
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 
-def read_fields(kind: type[AnyFields], body: dict[str, Any]) -> AnyFields:
+def read_fields(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
     """The checked fields of `body`. Raises `Rejected` (400) naming the first that is wrong."""
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_unsupported(given, kind)
@@ -274,7 +278,7 @@ def read_fields(kind: type[AnyFields], body: dict[str, Any]) -> AnyFields:
         raise first_error(error) from None
 
 
-def unknown_fields(kind: type[Fields], body: dict[str, Any]) -> tuple[str, ...]:
+def unknown_fields(kind: type[Body], body: dict[str, Any]) -> tuple[str, ...]:
     """The first names in `body` that mean nothing here, short and printable.
 
     Not all: a body has room for 200,000 whose shown part is the same, which nobody is to loop over
@@ -289,7 +293,7 @@ def unknown_fields(kind: type[Fields], body: dict[str, Any]) -> tuple[str, ...]:
     return tuple(shown(name) for name in islice(unknown, MAX_UNKNOWN_NAMES))
 
 
-def _refuse_unsupported(given: dict[str, Any], kind: type[Fields]) -> None:
+def _refuse_unsupported(given: dict[str, Any], kind: type[Body]) -> None:
     known = _names(kind)
     for name, neutral in kind.neutral.items():
         if name not in given or name in known:
@@ -304,6 +308,6 @@ def _refuse_unsupported(given: dict[str, Any], kind: type[Fields]) -> None:
             )
 
 
-def _names(kind: type[Fields]) -> set[str]:
+def _names(kind: type[Body]) -> set[str]:
     """The fields as clients name them."""
     return {field.alias or name for name, field in kind.model_fields.items()}

@@ -121,3 +121,15 @@ class Service(Protocol):
         If the caller is cancelled while it waits, all are aborted.
         """
         ...
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's token ids. Raises `Rejected` as `submit` does, but for its length."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of these ids, which are in the vocabulary. Raises `Rejected` (503)."""
+        ...
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """How the vocabulary writes each of these ids. Raises `Rejected` (503)."""
+        ...

@@ -28,17 +28,17 @@ def status_routes(service: Service, version: str) -> list[Route]:
         return _json(told, 503 if state is State.FAILED else 200)
 
     async def ready(_request: Request) -> Response:
-        _ready_model(service)
+        ready_model(service)
         return _json({"state": State.READY.value})
 
     async def version_of(_request: Request) -> Response:
         return _json({"version": version})
 
     async def models(_request: Request) -> Response:
-        return _json({"object": "list", "data": [_model_object(_ready_model(service))]})
+        return _json({"object": "list", "data": [_model_object(ready_model(service))]})
 
     async def model(request: Request) -> Response:
-        card = _ready_model(service)
+        card = ready_model(service)
         if request.path_params["id"] != card.id:
             raise unknown_model(request.path_params["id"])
         return _json(_model_object(card))
@@ -52,8 +52,8 @@ def status_routes(service: Service, version: str) -> list[Route]:
     ]
 
 
-def _ready_model(service: Service) -> ModelCard:
-    """Raises `Rejected` (503) outside of READY."""
+def ready_model(service: Service) -> ModelCard:
+    """The served model. Raises `Rejected` (503) outside of READY."""
     state = service.state()
     if state is not State.READY:
         raise not_ready(state)

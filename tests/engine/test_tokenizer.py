@@ -157,6 +157,17 @@ def test_special_tokens_in_both_spellings(tmp_path: Path) -> None:
     assert decoded(Tokenizer.load(folder), chat(USER)).startswith(f"{BOS}[user] the cat{EOS}")
 
 
+def test_a_text_without_special_tokens_around_it(tokenizer: Tokenizer) -> None:
+    assert decoded(tokenizer, TextPrompt("the cat", add_special_tokens=False)) == "the cat"
+
+
+def test_token_texts(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_prompt(TextPrompt("the cat")).tolist()
+    texts = tokenizer.token_texts([*ids, 10**6])
+    assert (texts[0], texts[-1]) == (BOS, "")
+    assert "".join(texts[1:-1]).replace("\u0120", " ").strip() == "the cat"
+
+
 def test_text_that_spells_a_special_token_is_that_token(tokenizer: Tokenizer) -> None:
     """As in transformers; nothing counts special tokens, so it harms no one but its author."""
     spelled = tokenizer.encode_prompt(chat({"role": "user", "content": EOS})).tolist()

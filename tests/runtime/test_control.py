@@ -12,7 +12,7 @@ from runtime.control import COMMANDS, ServerControl
 from runtime.inbox import LoopInbox
 from runtime.lifecycle import Failure
 from runtime.service import ThreadedService
-from tests.fakes_engine import CARD, FakeGrammars
+from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
 from tests.runtime.test_threads import Threads
 
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ def test_a_flush_is_done_by_the_engine_thread(threads: Threads) -> None:
 def test_an_answer_goes_to_nobody_but_who_asked_for_it(threads: Threads) -> None:
     """Those who left before it came are answered by nothing, and fill no ring."""
     control = control_of(threads)
-    threads.lifecycle.ready(CARD, FakeGrammars())
+    threads.lifecycle.ready(CARD, FakeGrammars(), FakeEncoder())
 
     async def main() -> tuple[list[str | None], int]:
         codes = []
@@ -84,7 +84,7 @@ def test_a_flush_ends_with_the_server(threads: Threads, when: str) -> None:
             with pytest.raises(Rejected) as caught:
                 await control.flush_cache()
             assert (caught.value.status, caught.value.code) == (503, "loading")
-        threads.lifecycle.ready(CARD, FakeGrammars())
+        threads.lifecycle.ready(CARD, FakeGrammars(), FakeEncoder())
         asking = asyncio.ensure_future(control.flush_cache())
         await asyncio.sleep(0)
         threads.lifecycle.fail(failure)

@@ -18,7 +18,7 @@ from runtime.lifecycle import Failure, Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.route import Route
 from runtime.service import ServiceRings, ThreadedService
-from tests.fakes_engine import CARD, FakeGrammars
+from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
 from tests.fakes_executor import FakeGrammar
 
 PARAMS = SamplingParams(max_new_tokens=8)
@@ -30,7 +30,7 @@ class Bench:
     def __init__(self, *, max_requests: int = 4, threads: int = 2) -> None:
         self.wakeup = Wakeup()
         self.lifecycle = Lifecycle()
-        self.lifecycle.ready(CARD, FakeGrammars())
+        self.lifecycle.ready(CARD, FakeGrammars(), FakeEncoder())
         pool = range(threads)
         self.submissions = [Channel[Submission](max_requests, self.wakeup) for _ in pool]
         self.verdicts = [Channel[Verdict](8, self.wakeup) for _ in pool]

@@ -68,7 +68,7 @@ class Threads:
             worker.start()
 
     def start_all(self) -> None:
-        self.lifecycle.ready(CARD, FakeGrammars())
+        self.lifecycle.ready(CARD, FakeGrammars(), FakeEncoder())
         rings = self.rings
         tokenizers = {
             f"tokenizer-{index}": TokenizerLoop(

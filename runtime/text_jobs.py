@@ -1,0 +1,50 @@
+"""Encoding and decoding for requests that generate nothing, on threads beside the HTTP loop's.
+
+Knows neither the tokenizer nor HTTP beyond `Rejected`. Jobs that generate go over the tokenizer
+threads' rings instead, whose backpressure is the engine's queue.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from engine.errors import PromptError
+from httpd.service import Rejected
+
+log = logging.getLogger(__name__)
+
+MAX_JOBS: Final = 64  # at once, waiting ones included; each may hold a text of megabytes
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+class TextJobs:
+    """The jobs under way. Owned by the HTTP loop."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    async def run(
+        self, job: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+    ) -> Result:
+        """What `job` gives, run on another thread.
+
+        Raises PromptError as the job does, and `Rejected`: 503 where too many are under way, 500
+        for whatever else it raises.
+        """
+        if self._running >= MAX_JOBS:
+            message = f"The server has {MAX_JOBS} texts to encode or decode, which is its limit."
+            raise Rejected(503, message, code="busy", retry_after_s=1)
+        self._running += 1
+        try:
+            return await asyncio.to_thread(job, *args, **kwargs)
+        except (PromptError, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception, and this text's alone
+            log.exception("a text cannot be encoded or decoded")
+            message = "The server failed to encode or decode this text."
+            raise Rejected(500, message, code="internal_error") from error
+        finally:
+            self._running -= 1
