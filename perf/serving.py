@@ -38,8 +38,8 @@ class ServerFailed(Exception):
 
 
 @contextmanager
-def serving(flags: Sequence[str]) -> Iterator[Served]:
-    """`python -m runtime.serve FLAGS`, ready; at the end it is drained and must exit with 0.
+def serving(flags: Sequence[str], module: str = "runtime.serve") -> Iterator[Served]:
+    """`python -m MODULE FLAGS`, ready; at the end it is drained and must exit with 0.
 
     Raises ServerFailed.
     """
@@ -47,7 +47,7 @@ def serving(flags: Sequence[str]) -> Iterator[Served]:
         log = Path(folder) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "runtime.serve", "--port", "0", *flags],
+                [sys.executable, "-m", module, "--port", "0", *flags],
                 cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHON_GIL": "0"},
             )  # fmt: skip
