@@ -37,6 +37,7 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
         _telling(fields),
         n=fields.n,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        thinking_budget=fields.thinking_budget,
         unknown_fields=unknown_fields(ChatFields, raw),
     )
 

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from engine.request import SamplingParams
 from httpd.errors import invalid, unsupported
@@ -47,6 +55,8 @@ StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+# A union's errors would name its branches; tools.py checks it.
+ToolChoice = Annotated[Any, WithJsonSchema({"type": ["string", "object", "null"]})]
 LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
 ]
@@ -249,7 +259,7 @@ class ChatFields(ChoiceFields):
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
     tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
 
 

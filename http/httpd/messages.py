@@ -39,20 +39,22 @@ def read_message(message: Any, path: str) -> dict[str, Any]:
     may_be_empty = role == "assistant"
     read: dict[str, Any] = {
         "role": role,
-        "content": _content(message.get("content"), f"{path}.content", may_be_empty),
+        "content": read_content(
+            message.get("content"), f"{path}.content", may_be_empty=may_be_empty
+        ),
     }
     for name in _PASSED:
         if message.get(name) is not None:
-            read[name] = _string(message[name], f"{path}.{name}")
+            read[name] = string_of(message[name], f"{path}.{name}")
     if role == "tool":
-        read["tool_call_id"] = _required_string(message, "tool_call_id", path)
+        read["tool_call_id"] = required_string(message, "tool_call_id", path)
     if calls:
         read["tool_calls"] = calls
     return read
 
 
 def _role(message: dict[str, Any], path: str) -> str:
-    role = _required_string(message, "role", path)
+    role = required_string(message, "role", path)
     if role not in ROLES:
         raise invalid(
             f"Invalid value for '{path}.role': {shown(role)}. Supported values are: "
@@ -63,8 +65,11 @@ def _role(message: dict[str, Any], path: str) -> str:
     return role
 
 
-def _content(content: Any, path: str, may_be_empty: bool) -> Any:
-    """The content as it is: text, text parts or, where it may be empty, None."""
+def read_content(content: Any, path: str, *, may_be_empty: bool = False) -> Any:
+    """The content as it is: text, text parts or, where it may be empty, None.
+
+    Raises `Rejected` (400).
+    """
     if isinstance(content, str) or (content is None and may_be_empty):
         return content
     if not isinstance(content, list):
@@ -79,13 +84,13 @@ def _content(content: Any, path: str, may_be_empty: bool) -> Any:
 def _check_part(part: Any, path: str) -> None:
     if not isinstance(part, dict):
         raise wrong_type(path, "an object", part)
-    kind = _required_string(part, "type", path)
+    kind = required_string(part, "type", path)
     if kind not in TEXT_PARTS:
         raise unsupported(
             path,
             f"Unsupported content part '{path}' of type {shown(kind)}: this model takes text only.",
         )
-    _required_string(part, kind, path)
+    required_string(part, kind, path)
 
 
 def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
@@ -114,41 +119,44 @@ def _tool_call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object", function)
-    name = _required_string(function, "name", f"{path}.function")
-    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
+    name = required_string(function, "name", f"{path}.function")
+    arguments = read_arguments(function.get("arguments"), f"{path}.function.arguments")
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if call.get("id") is not None:
-        read["id"] = _string(call["id"], f"{path}.id")
+        read["id"] = string_of(call["id"], f"{path}.id")
     return read
 
 
-def _arguments(arguments: Any, path: str) -> Any:
+def read_arguments(arguments: Any, path: str) -> Any:
     """The arguments as an object, which templates print as JSON; text that is none stays text.
 
-    A model wrote them, so they need not parse, and must not make the conversation unusable.
+    A model wrote them, so they need not parse, and must not make the conversation unusable. Raises
+    `Rejected` (400) for what is neither.
     """
     if arguments is None:
         return {}
     if isinstance(arguments, dict):
         return arguments
-    text = _string(arguments, path)
+    text = string_of(arguments, path)
     try:
         return parse_object(text.encode()) if text.strip() else {}
     except Rejected:
         return text
 
 
-def _required_string(holder: dict[str, Any], name: str, path: str) -> str:
+def required_string(holder: dict[str, Any], name: str, path: str) -> str:
+    """The string at `name`. Raises `Rejected` (400)."""
     if holder.get(name) is None:
         raise invalid(
             f"Missing required parameter: '{path}.{name}'.",
             f"{path}.{name}",
             "missing_required_parameter",
         )
-    return _string(holder[name], f"{path}.{name}")
+    return string_of(holder[name], f"{path}.{name}")
 
 
-def _string(value: Any, path: str) -> str:
+def string_of(value: Any, path: str) -> str:
+    """The value, a string. Raises `Rejected` (400)."""
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
     return value

@@ -53,7 +53,7 @@ def _response_format(value: dict[str, Any] | None) -> Constraint | None:
     if kind == "json_schema":
         path = "response_format.json_schema"
         holder = _object(value.get("json_schema"), path)
-        return Constraint(_schema(holder.get("schema", {}), f"{path}.schema"), f"{path}.schema")
+        return Constraint(read_schema(holder.get("schema", {}), f"{path}.schema"), f"{path}.schema")
     raise unsupported(
         "response_format.type",
         f"Unsupported value for 'response_format.type': {shown(kind)}. Supported values are: "
@@ -84,8 +84,8 @@ def _json_object(value: Any, path: str) -> GrammarSpec:
     return JsonObject()
 
 
-def _schema(value: Any, path: str) -> GrammarSpec:
-    """A schema, as an object or as JSON text."""
+def read_schema(value: Any, path: str) -> GrammarSpec:
+    """A schema, as an object or as JSON text. Raises `Rejected` (400)."""
     if isinstance(value, str):
         return JsonSchema(value)
     if not isinstance(value, dict | bool):
@@ -111,7 +111,7 @@ def _structural_tag(value: Any, path: str) -> GrammarSpec:
     for index, structure in enumerate(structures):
         at = f"{path}.structures[{index}]"
         tag = _object(structure, at)
-        schema = _schema(tag.get("schema", {}), f"{at}.schema")
+        schema = read_schema(tag.get("schema", {}), f"{at}.schema")
         assert isinstance(schema, JsonSchema)
         begin, end = (_string(tag.get(name), f"{at}.{name}") for name in ("begin", "end"))
         tags.append(Tag(begin, schema.schema, end))
@@ -132,7 +132,7 @@ def _string(value: Any, path: str) -> str:
 
 
 _KINDS: dict[str, Callable[[Any, str], GrammarSpec]] = {
-    "json": _schema,
+    "json": read_schema,
     "json_object": _json_object,
     "regex": lambda value, path: Regex(_string(value, path)),
     "choice": _choice,

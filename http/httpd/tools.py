@@ -46,9 +46,7 @@ def read_tools(fields: ChatFields) -> ToolUse:
     return tool_use(tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
 
 
-def tool_use(
-    tools: tuple[dict[str, Any], ...], choice: str | dict[str, Any] | None, *, parallel: bool
-) -> ToolUse:
+def tool_use(tools: tuple[dict[str, Any], ...], choice: Any, *, parallel: bool) -> ToolUse:
     """What `choice` says of tools that `read_function` made. Raises `Rejected` (400)."""
     names = tuple(tool["function"]["name"] for tool in tools)
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
@@ -67,6 +65,8 @@ def tool_use(
     if isinstance(choice, dict):
         name = _named(choice, names)
         return ToolUse(tools, (name,), must_call=True, is_named=True, parallel=False)
+    if not isinstance(choice, str):
+        raise wrong_type("tool_choice", "a string or an object", choice)
     raise unsupported(
         "tool_choice",
         f"Unsupported value for 'tool_choice': {shown(choice)}. Supported values are: none, auto, "

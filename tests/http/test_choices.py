@@ -343,3 +343,17 @@ async def test_structured_output_is_asked_for(
     constraint = service.submissions[0].constraint
     assert (None if constraint is None else constraint.spec) == spec
     assert constraint is None or isinstance(constraint, Constraint)
+
+
+async def test_a_thinking_budget_reaches_the_engine(
+    client: httpx.AsyncClient, hermes: FakeService
+) -> None:
+    await chat(client, thinking_budget=5)
+    assert hermes.submissions[0].params.thinking_budget == 5
+    assert (await chat(client, thinking_budget=-1)).status_code == 400
+
+
+@pytest.mark.parametrize("choice", [5, ["auto"], True])
+async def test_a_tool_choice_of_the_wrong_type(client: httpx.AsyncClient, choice: Any) -> None:
+    error = (await chat(client, tools=TOOLS, tool_choice=choice)).json()["error"]
+    assert (error["param"], error["code"]) == ("tool_choice", "invalid_type")
