@@ -38,6 +38,9 @@ class EchoStep:
     def wait_tokens_sync(self) -> Int32Array:
         return self._tokens
 
+    def wait_logprobs_sync(self) -> None:
+        return None
+
 
 class EchoExecutor:
     """Does nothing, quickly: what is left is the host's time."""
