@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from httpd import chat_choice, completions
+from httpd import chat_choice, completions, responses
 from httpd.admin import Control, admin_routes
 from httpd.auth import KeyGuard
 from httpd.body import BodyLimit
@@ -23,6 +23,7 @@ from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
 from httpd.errors import on_http_exception, on_rejected
 from httpd.head_limits import HeadLimits
+from httpd.responses_answer import ResponseAnswer
 from httpd.running import Running
 from httpd.service import Rejected, Service
 from httpd.settings import HttpSettings
@@ -39,6 +40,7 @@ COMPLETIONS = Api(
     completions.parse_completion,
     ChoiceKind(completions.OBJECT, completions.OBJECT, completions.CompletionChoice).answer,
 )
+RESPONSES = Api(responses.ID_PREFIX, responses.parse_response, ResponseAnswer, responses.RENAMED)
 
 
 def create_app(
@@ -56,6 +58,7 @@ def create_app(
         routes=[
             Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
             Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
+            Route("/v1/responses", Endpoint(RESPONSES, service, settings), methods=["POST"]),
             *token_routes(service, settings),
             *status_routes(service, settings.version),
             *admin,

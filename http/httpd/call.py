@@ -1,7 +1,8 @@
 """One checked request, as the endpoints hand it to the service and to the answer."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.request import Prompt, SamplingParams
 from httpd.errors import unsupported
@@ -23,6 +24,7 @@ class Telling:
     new_parser: Callable[[], OutputParser] = PlainText  # for each choice's content
     named_call: bool = False  # the one tool to be called was named: its end is "stop"
     parallel_calls: bool = True
+    echoed: Mapping[str, Any] = field(default_factory=dict)  # what the answer repeats of the body
 
 
 @dataclass(frozen=True, slots=True)

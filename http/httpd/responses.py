@@ -1,0 +1,172 @@
+"""The body of /v1/responses: OpenAI's Responses API, without what would need a memory of others.
+
+Items become messages here, and from there on it is a chat: see conversation.py.
+"""
+
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import Field
+
+from engine.grammar.spec import JsonObject
+from httpd.call import Call, Telling
+from httpd.conversation import Conversation, call_of, check_model, check_name
+from httpd.errors import invalid, unsupported, wrong_type
+from httpd.fields import (
+    IGNORED,
+    MAX_TOOLS,
+    Fields,
+    TemplateKwargs,
+    TokenCount,
+    ToolChoice,
+    read_fields,
+    unknown_fields,
+)
+from httpd.messages import required_string
+from httpd.responses_input import read_input
+from httpd.service import Constraint, ModelCard
+from httpd.strict_json import parse_object
+from httpd.structured import read_schema
+from httpd.text import shown
+from httpd.tools import ToolUse, read_function, tool_use
+
+ID_PREFIX: Final = "resp_"
+RENAMED: Final = {"messages": "input"}
+
+MAX_METADATA: Final = 16
+MAX_METADATA_CHARS: Final = 512
+
+MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
+
+
+class ResponseFields(Fields):
+    """A body of /v1/responses; `input` is checked item by item in responses_input.py."""
+
+    ignored = IGNORED | {"include", "max_tool_calls", "stream_options"}
+    neutral: ClassVar = {
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "background": (False,),
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "context_management": ([],),
+    }
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: TokenCount | None = None
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, MetadataValue], Field(max_length=MAX_METADATA)] = Field(
+        default_factory=dict
+    )
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+
+def parse_response(body: bytes, card: ModelCard) -> Call:
+    """The checked call. Pure, so that a large body can be read on another thread.
+
+    Raises `Rejected`: 400, or 404 for another model.
+    """
+    raw = parse_object(body)
+    fields = read_fields(ResponseFields, raw)
+    check_name(card, fields.model)
+    check_model(card, fields.input if isinstance(fields.input, list) else [], "input")
+    return call_of(
+        fields,
+        _conversation(fields),
+        card,
+        Telling(fields.stream, False, False, echoed=_echoed(fields)),
+        unknown_fields=unknown_fields(ResponseFields, raw),
+    )
+
+
+def _conversation(fields: ResponseFields) -> Conversation:
+    messages = read_input(fields.input)
+    if fields.instructions:
+        messages = ({"role": "system", "content": fields.instructions}, *messages)
+    return Conversation(
+        messages, _tools(fields), _answer(fields.text or {}), template_kwargs=_kwargs(fields)
+    )
+
+
+def _kwargs(fields: ResponseFields) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    if (fields.reasoning or {}).get("effort") == "none":
+        kwargs["enable_thinking"] = False
+    if fields.chat_template_kwargs is not None:
+        kwargs |= fields.chat_template_kwargs.model_dump(exclude_none=True)
+    return kwargs
+
+
+def _tools(fields: ResponseFields) -> ToolUse:
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools))
+    return tool_use(tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    """A function's tool; its keys are the tool's own here, not those of an inner object."""
+    if not isinstance(tool, dict):
+        raise wrong_type(path, "an object", tool)
+    if tool.get("type") != "function":
+        raise unsupported(
+            f"{path}.type",
+            f"Unsupported value for '{path}.type': {shown(tool.get('type'))}. "
+            "Only functions can be called.",
+        )
+    return read_function(tool, path)
+
+
+def _answer(text: dict[str, Any]) -> Constraint | None:
+    """What `text.format` says that the answer must be."""
+    form, path = text.get("format"), "text.format"
+    if form is None:
+        return None
+    if not isinstance(form, dict):
+        raise wrong_type(path, "an object", form)
+    kind = required_string(form, "type", path)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint(JsonObject(), path)
+    if kind == "json_schema":
+        if form.get("schema") is None:
+            raise invalid(
+                f"Missing required parameter: '{path}.schema'.",
+                f"{path}.schema",
+                "missing_required_parameter",
+            )
+        return Constraint(read_schema(form["schema"], f"{path}.schema"), f"{path}.schema")
+    raise unsupported(
+        f"{path}.type",
+        f"Unsupported value for '{path}.type': {shown(kind)}. Supported values are: text, "
+        "json_object, json_schema.",
+    )
+
+
+def _echoed(fields: ResponseFields) -> dict[str, Any]:
+    """What the answer's object repeats of the request."""
+    return {
+        "background": False,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata,
+        "parallel_tool_calls": fields.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None} | (fields.reasoning or {}),
+        "service_tier": "default",
+        "store": False,
+        "temperature": fields.temperature,
+        "text": {"format": {"type": "text"}} | {k: v for k, v in (fields.text or {}).items() if v},
+        "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
+        "tools": [{"parameters": None, "strict": False} | tool for tool in fields.tools],
+        "top_logprobs": 0,
+        "top_p": fields.top_p,
+        "truncation": "disabled",
+    }
