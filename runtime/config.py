@@ -79,9 +79,17 @@ class ServerConfig:
         return self.served_model_name or self.engine.model.resolve().name
 
     @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name, of which nobody knows what it will be resolved to
+
+    @property
     def access(self) -> Access:
         """Who may do what; without any keys, whoever is on this machine is an admin."""
-        is_open = not self.api_keys and not self.admin_keys and _is_loopback(self.host)
+        is_open = not self.api_keys and not self.admin_keys and self.is_local
         return Access(self.api_keys, self.admin_keys, is_admin_open=is_open)
 
     @staticmethod
@@ -93,14 +101,6 @@ class ServerConfig:
     def _within(name: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
             raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name, of which nobody knows what it will be resolved to
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ def show_ready(config: ServerConfig, facts: ModelFacts, address: str) -> None:
         "  Try it:",
         f"  {_curl(config, name, address, chat=facts.card.has_chat_template)}",
     ]
+    if not config.api_keys and not config.is_local:
+        lines.append("  Without API keys, whoever reaches this address may use it: --api-key-file")
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -104,6 +106,8 @@ def _curl(config: ServerConfig, name: str, address: str, *, chat: bool) -> str:
     if chat:
         path = "chat/completions"
         body = {"model": name, "messages": [{"role": "user", "content": question}]}
-    insecure = "-k " if config.tls_cert is not None else ""
+    options = "-k " if config.tls_cert is not None else ""
+    if config.api_keys:
+        options += "-H 'authorization: Bearer KEY' "
     said = json.dumps(body).replace("'", "'\\''")
-    return f"curl {insecure}{address}/v1/{path} -H 'content-type: application/json' -d '{said}'"
+    return f"curl {options}{address}/v1/{path} -H 'content-type: application/json' -d '{said}'"
