@@ -8,8 +8,8 @@ The order, for one row
    positive, else multiplied (Keskar et al. 2019, arXiv:1909.05858).
 2. frequency times how often the id is in the output, and presence once if it is, are subtracted.
 3. the bias is added; ids that are not allowed have one of minus infinity.
-4. before the minimal length, early ids get the lowest finite logit: they are drawn only where
-   nothing else is allowed.
+4. before the minimal length, early ids get the logit `LAST`: they are drawn only where nothing
+   else is allowed.
 5. `forbid`: ids that the step's mask leaves out are at minus infinity.
 """
 
@@ -24,6 +24,9 @@ from gpu_ops.rules import Rule
 Tensor = torch.Tensor
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
+
+# Below every logit of a model, and finite when it is divided by the lowest temperature, 1e-5.
+LAST: Final = -1e30
 
 _IN_PROMPT: Final = 1  # bits of a mark
 _EARLY: Final = 2
@@ -89,9 +92,8 @@ class LogitRules:
         if self._has_early[slots_on_host].any():
             early = (self._marks[slots] & _EARLY) != 0
             early &= (positions < self._min_length[slots])[:, None]
-            lowest = torch.finfo(torch.float32).min
             # Not where an id is forbidden for good.
-            adjusted = torch.where(early, adjusted.clamp(max=lowest), adjusted)
+            adjusted = torch.where(early, adjusted.clamp(max=LAST), adjusted)
         return adjusted
 
     def count(self, rows: Int32Array, token_ids: Tensor) -> None:

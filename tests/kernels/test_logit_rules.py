@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from engine.request import SamplingParams
 from engine.rules import rule_words
-from gpu_ops.logit_rules import LogitRules, forbid
+from gpu_ops.logit_rules import LAST, LogitRules, forbid
 from gpu_ops.logprobs import logprobs_of
+from gpu_ops.sampling import kept_probabilities
 
 VOCAB = 37
-LOWEST = torch.finfo(torch.float32).min
 IDS = st.integers(0, VOCAB - 1)
 PENALTY = st.floats(-2, 2, width=32)
 
@@ -49,7 +49,7 @@ def adjusted_in_float64(
         out[token_id] -= params.presence_penalty * (token_id in made)
         out[token_id] += dict(params.logit_bias).get(token_id, 0.0)
         if len(made) < params.min_tokens and token_id in stops:
-            out[token_id] = min(out[token_id], LOWEST)
+            out[token_id] = min(out[token_id], LAST)
         if params.allowed_token_ids is not None and token_id not in params.allowed_token_ids:
             out[token_id] = -np.inf
     return out
@@ -113,6 +113,17 @@ def test_a_row_forgets_the_rules_of_its_last_owner() -> None:
     want = torch.zeros(1, VOCAB)
     want[0, 7] = 1.0
     assert torch.equal(rules.adjust(logits, rows, torch.tensor([0])), want)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.7, 2.0])
+def test_an_early_end_is_drawn_where_nothing_else_is_allowed(temperature: float) -> None:
+    rules, row = LogitRules(1, VOCAB, torch.device("cpu")), np.array([0], np.int32)
+    params = SamplingParams(max_new_tokens=9, min_tokens=5)
+    rules.apply(rule_words(0, params, np.arange(3, dtype=np.int32), np.empty(0, np.int32), (4,)))
+    adjusted = rules.adjust(torch.randn(1, VOCAB), row, torch.tensor([3]))
+    assert kept_probabilities(adjusted[0], temperature, 0, 1.0, 0.0)[4] == 0
+    complete = forbid(adjusted, row, row, np.array([[1 << 4, 0]], np.int32))  # by a grammar
+    assert kept_probabilities(complete[0], temperature, 3, 0.9, 0.1)[4] == 1
 
 
 def test_a_request_without_rules_has_no_words() -> None:
