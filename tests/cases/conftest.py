@@ -1,0 +1,46 @@
+"""One real server for all cases: a random byte-level model, so that any text can be asked for.
+
+Its template has the markers of Qwen3: calls and reasoning are told apart from content.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.cases.asking import CONTEXT
+from tests.checkpoints import CHAT_TEMPLATE, build_checkpoint, save_tokenizer
+from tests.server_process import ServerProcess, serving_model
+
+MARKERS = "{% if tools %}<tool_call>{{ tools | tojson }}</tool_call>{% endif %}{# <think> #}"
+
+
+@pytest.fixture(scope="session")
+def case_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is called "tiny"."""
+    folder = tmp_path_factory.mktemp("cases") / "tiny"
+    build_checkpoint(folder, max_position_embeddings=CONTEXT)
+    save_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(MARKERS + CHAT_TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def backend(case_folder: Path) -> Tokenizer:
+    """The model's own."""
+    return Tokenizer.from_file(str(case_folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def server(case_folder: Path) -> Iterator[ServerProcess]:
+    """Few rows and short chunks; it must outlive every case without a word of complaint."""
+    flags = "--page-size 16 --max-running 8 --max-kv-tokens 16384 --prefill-budget 64"
+    with serving_model(case_folder, *flags.split()) as server:
+        yield server.ready()
+        server.wait_at_rest()
+        assert server.process.poll() is None, server.all_said()
+        server.process.terminate()
+        assert server.wait_exit() == 0
+        said = server.all_said()
+        assert "Traceback" not in said and "ERROR" not in said, said
