@@ -12,8 +12,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from httpd import chat_choice, completions, responses
+from httpd import anthropic, chat_choice, completions, responses
 from httpd.admin import Control, admin_routes
+from httpd.anthropic_answer import MessageAnswer
 from httpd.auth import KeyGuard
 from httpd.body import BodyLimit
 from httpd.chat import parse_chat
@@ -21,7 +22,7 @@ from httpd.choices import ChoiceKind
 from httpd.deadline import RequestTimeout
 from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
-from httpd.errors import on_http_exception, on_rejected
+from httpd.errors import MESSAGES_PATH, on_http_exception, on_rejected
 from httpd.head_limits import HeadLimits
 from httpd.responses_answer import ResponseAnswer
 from httpd.running import Running
@@ -40,6 +41,7 @@ COMPLETIONS = Api(
     completions.parse_completion,
     ChoiceKind(completions.OBJECT, completions.OBJECT, completions.CompletionChoice).answer,
 )
+MESSAGES = Api(anthropic.ID_PREFIX, anthropic.parse_message, MessageAnswer)
 RESPONSES = Api(responses.ID_PREFIX, responses.parse_response, ResponseAnswer, responses.RENAMED)
 
 
@@ -59,6 +61,7 @@ def create_app(
             Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
             Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
             Route("/v1/responses", Endpoint(RESPONSES, service, settings), methods=["POST"]),
+            Route(MESSAGES_PATH, Endpoint(MESSAGES, service, settings), methods=["POST"]),
             *token_routes(service, settings),
             *status_routes(service, settings.version),
             *admin,

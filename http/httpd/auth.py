@@ -146,7 +146,7 @@ def _not_an_admin() -> Rejected:
 
 
 async def _refuse(refused: Rejected, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(refused)
+    response = error_response(refused, scope["path"])
     if refused.status == 401:
         response.headers["www-authenticate"] = "Bearer"  # RFC 9110, 11.6.1: a 401 must say how
     await response(scope, receive, send)

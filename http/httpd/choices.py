@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from engine.request import Delta
 from httpd.answer import Begun, Output, Usage, deltas_of
 from httpd.call import Telling
-from httpd.errors import error_body
+from httpd.errors import error_event
 from httpd.events import DONE
 from httpd.service import Rejected
 from httpd.text import json_text
@@ -94,7 +94,7 @@ class ChoicesAnswer:
         return self._last + usage + DONE
 
     def failed(self, failure: Rejected) -> str:
-        return f"data: {json_text(error_body(failure))}\n\n"
+        return error_event(failure)
 
     def _chunks(self, choices: list[str]) -> str:
         usage = self._chunk_usage()

@@ -11,9 +11,8 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from httpd.errors import error_body, error_response
+from httpd.errors import error_event, error_response
 from httpd.service import Rejected
-from httpd.text import json_bytes
 
 
 class RequestTimeout:
@@ -41,10 +40,10 @@ class RequestTimeout:
         )
         late = Rejected(504, message, code="request_timeout")
         if not sent.begun:
-            await error_response(late)(scope, receive, send)
+            await error_response(late, scope["path"])(scope, receive, send)
         elif sent.is_stream and not sent.ended:
-            event = b"data: %b\n\n" % json_bytes(error_body(late))
-            await send({"type": "http.response.body", "body": event})
+            event = error_event(late, scope["path"])
+            await send({"type": "http.response.body", "body": event.encode()})
 
 
 class _Sent:

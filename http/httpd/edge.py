@@ -40,7 +40,8 @@ class Edge:
             log.exception("request %s failed", request_id)
             if started:
                 raise  # only closing the connection can still tell the client
-            await error_response(internal_error())(scope, receive, send_with_id)
+            response = error_response(internal_error(), scope["path"])
+            await response(scope, receive, send_with_id)
 
 
 def _request_id(wanted: str) -> str:

@@ -1,4 +1,5 @@
-"""Error bodies: every refusal leaves as `{"error": {message, type, param, code}}`.
+"""Error bodies: every refusal leaves as `{"error": {message, type, param, code}}`, or on
+Anthropic's routes as `{"type": "error", "error": {type, message}}`.
 
     Rejected (service.py)      what a request gets wrong, or the server cannot do now
     HTTPException (Starlette)  unknown path, wrong method
@@ -8,20 +9,36 @@ Bodies never carry the text of an unexpected exception: it may name addresses, p
 people's data.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from httpd.service import Rejected, State
-from httpd.text import json_bytes, shown, well_formed
+from httpd.text import json_bytes, json_text, shown, well_formed
+
+MESSAGES_PATH: Final = "/v1/messages"
+
+# HTTP status -> error type, of Anthropic's API
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 RETRY_AFTER_S = 2  # for a 503 whose raiser names no better time
 
 
-def error_body(error: Rejected) -> dict[str, Any]:
-    """The OpenAI error object."""
+def error_body(error: Rejected, path: str = "") -> dict[str, Any]:
+    """The error object, in the words of the API that `path` belongs to; OpenAI's for most."""
+    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        return _anthropic_body(error)
     kind = error.type
     if error.status >= 500 and kind == "invalid_request_error":
         kind = "server_error"
@@ -29,14 +46,31 @@ def error_body(error: Rejected) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: Rejected) -> Response:
-    """The response for one refusal, with the headers that tell clients whether to retry."""
+def _anthropic_body(error: Rejected) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status)
+    if kind is None:
+        kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    return {"type": "error", "error": {"type": kind, "message": well_formed(error.message)}}
+
+
+def error_event(error: Rejected, path: str = "") -> str:
+    """The last event of a stream from `path` that fails."""
+    body = error_body(error, path)
+    event = "event: error\n" if body.get("type") == "error" else ""
+    return f"{event}data: {json_text(body)}\n\n"
+
+
+def error_response(error: Rejected, path: str = "") -> Response:
+    """The response for one refusal of a request for `path`.
+
+    Its headers tell clients whether to retry.
+    """
     headers = {}
     if error.status == 503 or error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s or RETRY_AFTER_S)
     elif error.status >= 500:
         headers["x-should-retry"] = "false"  # OpenAI clients repeat a 5xx twice unless told not to
-    return Response(json_bytes(error_body(error)), error.status, headers, "application/json")
+    return Response(json_bytes(error_body(error, path)), error.status, headers, "application/json")
 
 
 def internal_error() -> Rejected:
@@ -77,10 +111,10 @@ def unknown_model(model: str) -> Rejected:
     )
 
 
-async def on_rejected(_request: Request, error: Exception) -> Response:
+async def on_rejected(request: Request, error: Exception) -> Response:
     """Starlette exception handler for `Rejected`."""
     assert isinstance(error, Rejected)
-    return error_response(error)
+    return error_response(error, request.scope["path"])
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -94,6 +128,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         told = Rejected(405, message, code="method_not_allowed")
     else:
         told = Rejected(error.status_code, error.detail)
-    response = error_response(told)
+    response = error_response(told, request.scope["path"])
     response.headers.update(error.headers or {})
     return response

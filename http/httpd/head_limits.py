@@ -25,7 +25,7 @@ class HeadLimits:
         if refused is None:
             await self.app(scope, receive, send)
         else:
-            await error_response(refused)(scope, receive, send)
+            await error_response(refused, scope["path"])(scope, receive, send)
 
 
 def _refusal(scope: Scope) -> Rejected | None:

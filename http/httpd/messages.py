@@ -65,8 +65,10 @@ def _role(message: dict[str, Any], path: str) -> str:
     return role
 
 
-def read_content(content: Any, path: str, *, may_be_empty: bool = False) -> Any:
+def read_content(content: Any, path: str, *, may_be_empty: bool = False, first: int = 0) -> Any:
     """The content as it is: text, text parts or, where it may be empty, None.
+
+    first  where the client has the first of these parts
 
     Raises `Rejected` (400).
     """
@@ -76,7 +78,7 @@ def read_content(content: Any, path: str, *, may_be_empty: bool = False) -> Any:
         raise wrong_type(path, "a string or an array of content parts", content)
     if not content and not may_be_empty:
         raise invalid(f"Invalid '{path}': empty array.", path, "empty_array")
-    for index, part in enumerate(content):
+    for index, part in enumerate(content, first):
         _check_part(part, f"{path}[{index}]")
     return content
 

@@ -1,4 +1,7 @@
-"""POST /tokenize and POST /detokenize, in vLLM's shapes: what a prompt costs, and what ids say."""
+"""What a prompt costs, and what ids say: the routes that ask the tokenizer and no more.
+
+POST /tokenize and /detokenize are in vLLM's shapes, /v1/messages/count_tokens in Anthropic's.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -10,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.request import ChatPrompt, Prompt, TextPrompt
+from httpd.anthropic import parse_count
 from httpd.body import parsed, read_body
 from httpd.chat import read_conversation
 from httpd.completions import read_token_ids
 from httpd.conversation import check_model, check_name
-from httpd.errors import invalid
+from httpd.errors import MESSAGES_PATH, invalid
 from httpd.fields import Body, ChatFields, read_fields
 from httpd.service import ModelCard, Service
 from httpd.settings import HttpSettings
@@ -61,13 +65,17 @@ def token_routes(service: Service, settings: HttpSettings) -> list[Route]:
     async def detokenize(ids: tuple[int, ...]) -> dict[str, Any]:
         return {"prompt": well_formed(await service.detokenize(ids) if ids else "")}
 
+    async def count(prompt: Prompt) -> dict[str, Any]:
+        return {"input_tokens": len(await service.tokenize(prompt))}
+
     return [
-        json_route("/tokenize", parse_tokenize, tokenize, service, settings),
-        json_route("/detokenize", parse_detokenize, detokenize, service, settings),
+        _json_route(f"{MESSAGES_PATH}/count_tokens", parse_count, count, service, settings),
+        _json_route("/tokenize", parse_tokenize, tokenize, service, settings),
+        _json_route("/detokenize", parse_detokenize, detokenize, service, settings),
     ]
 
 
-def json_route(
+def _json_route(
     path: str,
     parse: Callable[[bytes, ModelCard], Asked],
     answer: Callable[[Asked], Awaitable[dict[str, Any]]],
