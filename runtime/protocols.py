@@ -21,20 +21,23 @@ import h2.events
 import h11
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
+from h2.frame_buffer import FrameBuffer
 from hypercorn.asyncio.worker_context import EventWrapper
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hyperframe.frame import Frame
 from priority.priority import PriorityTree
 
 from httpd.errors import error_body
 from httpd.service import Rejected
 from httpd.text import json_bytes, shown
 
-_SHOWN_CHARS: Final = 120
 _LOOK_S: Final = 0.25  # between two looks whether a client has left; within the promise of 1 s
+
+_FRAME_HEAD_BYTES: Final = 9  # RFC 9113, 4.1; the first three are the length of the rest
 
 # Streams that have something to send, or had just now. Those alive are limited by h2; these also
 # count streams that were opened and reset since the sending task ran: about 2,500 a read.
@@ -110,7 +113,7 @@ class Http1(H11Protocol):
             message = f"The request's headers have at least {come} bytes; the limit is {limit}."
             return Rejected(status, message, code="headers_too_large")
         code = "unsupported_transfer_encoding" if status == 501 else "invalid_http"
-        why = why[:_SHOWN_CHARS]  # it may end with what the client has sent
+        why = why.partition(": bytearray")[0]  # what the client has sent, a key perhaps
         return Rejected(status, f"The request is not valid HTTP/1.1: {why}.", code=code)
 
 
@@ -139,6 +142,7 @@ class Http2(H2Protocol):
 
     def __init__(self, stall_timeout_s: float, *made_with: Any) -> None:
         super().__init__(*made_with)
+        self.connection.incoming_buffer = Frames(self.connection.incoming_buffer.max_frame_size)
         self.priority = PriorityTree(_MAX_SENDING)
         self._stall_timeout_s = stall_timeout_s
 
@@ -211,6 +215,22 @@ class Http2(H2Protocol):
         if stream is not None and stream.open:
             with suppress(ProtocolError):  # the connection has ended meanwhile
                 self.connection.reset_stream(stream_id, code)
+
+
+class Frames(FrameBuffer):
+    """What has come of a client's frames. Owned by the HTTP loop.
+
+    A frame that is too long is refused by its head: h2 would first take in all of it, 16 MiB.
+    """
+
+    def __init__(self, max_frame_size: int) -> None:
+        super().__init__(server=True)
+        self.max_frame_size = max_frame_size
+
+    def __next__(self) -> Frame:
+        if len(self._data) >= _FRAME_HEAD_BYTES:
+            self._validate_frame_length(int.from_bytes(self._data[:3]))
+        return super().__next__()
 
 
 class SendBuffer(StreamBuffer):

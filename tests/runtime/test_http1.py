@@ -26,6 +26,10 @@ REFUSED = {
     "a header without a colon": (
         b"GET /health HTTP/1.1\r\nhost x\r\n\r\n", 400, "invalid_http", "header line"
     ),
+    "a key before a space": (
+        b"GET /health HTTP/1.1\r\nhost: x\r\nauthorization : Bearer secret\r\n\r\n",
+        400, "invalid_http", "header line",
+    ),
     "a length that is none": (
         b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
         400, "invalid_http", "Content-Length",
@@ -96,6 +100,7 @@ def test_what_is_no_http_is_told_so(server: ServerProcess, name: str) -> None:
         got, headers, error = told(read_all(peer))
     assert (got, error["code"]) == (status, code)
     assert words in error["message"]
+    assert "secret" not in error["message"] and "bytearray" not in error["message"]
     assert headers["connection"] == "close" and "server" not in headers
 
 

@@ -188,3 +188,14 @@ def test_as_many_streams_as_are_allowed(server: ServerProcess) -> None:
         client.flush()
         client.wait(*range(1, 2049, 2))
         assert set(client.statuses.values()) == {200}
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_head(server: ServerProcess) -> None:
+    with Http2Client(server) as client:
+        client.flush()
+        client.peer.sendall(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01")  # 16 MiB of data to come
+        ends: list[h2.events.ConnectionTerminated] = []
+        while received := client.peer.recv(1 << 16):
+            events = client.protocol.receive_data(received)
+            ends += [each for each in events if isinstance(each, h2.events.ConnectionTerminated)]
+        assert [end.error_code for end in ends] == [h2.errors.ErrorCodes.FRAME_SIZE_ERROR]
