@@ -24,6 +24,7 @@ from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
 from httpd.errors import MESSAGES_PATH, on_http_exception, on_rejected
 from httpd.head_limits import HeadLimits
+from httpd.openapi import OpenApi
 from httpd.responses_answer import ResponseAnswer
 from httpd.running import Running
 from httpd.service import Rejected, Service
@@ -56,16 +57,20 @@ def create_app(
     admin = []
     if control is not None:
         admin = admin_routes(control, running, settings.access, settings.body_timeout_s)
+    openapi = OpenApi(service, settings.version)
+    routes = [
+        Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
+        Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
+        Route("/v1/responses", Endpoint(RESPONSES, service, settings), methods=["POST"]),
+        Route(MESSAGES_PATH, Endpoint(MESSAGES, service, settings), methods=["POST"]),
+        *token_routes(service, settings),
+        *status_routes(service, settings.version),
+        *admin,
+        openapi.route(),
+    ]
+    openapi.describe(routes)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
-            Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
-            Route("/v1/responses", Endpoint(RESPONSES, service, settings), methods=["POST"]),
-            Route(MESSAGES_PATH, Endpoint(MESSAGES, service, settings), methods=["POST"]),
-            *token_routes(service, settings),
-            *status_routes(service, settings.version),
-            *admin,
-        ],
+        routes=routes,
         middleware=_middleware(settings),
         exception_handlers={HTTPException: on_http_exception, Rejected: on_rejected},
     )

@@ -18,6 +18,7 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
 )
+from pydantic.fields import FieldInfo
 
 from engine.request import SamplingParams
 from httpd.errors import invalid, unsupported
@@ -112,6 +113,8 @@ class Fields(Body):
     allowed_token_ids: AllowedIds | None = None
     prompt_logprobs: TopLogprobs | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0  # higher starts first
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     stream: bool = False
 
     @abstractmethod
@@ -149,6 +152,8 @@ class Fields(Body):
             logit_bias=self._biases(vocab_size),
             allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
             prompt_logprobs=self.prompt_logprobs,
+            priority=self.priority,
+            routing_key=self.prompt_cache_key,
         ).settled(vocab_size)
 
     def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -185,8 +190,6 @@ IGNORED: Final = frozenset(
         "metadata",
         "parallel_tool_calls",  # where there are no tools
         "prediction",
-        "priority",
-        "prompt_cache_key",
         "prompt_cache_retention",
         "reasoning_effort",
         "safety_identifier",
@@ -318,6 +321,11 @@ def _refuse_unsupported(given: dict[str, Any], kind: type[Body]) -> None:
             )
 
 
+def field_name(name: str, field: FieldInfo) -> str:
+    """A model's field as clients name it."""
+    return field.alias or name
+
+
 def _names(kind: type[Body]) -> set[str]:
     """The fields as clients name them."""
-    return {field.alias or name for name, field in kind.model_fields.items()}
+    return {field_name(name, field) for name, field in kind.model_fields.items()}

@@ -1,0 +1,90 @@
+"""The OpenAPI document: every route is in it, its references lead somewhere, its limits hold."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from httpd.app import create_app
+from httpd.openapi import BODIES, OPERATIONS
+from httpd.openapi_schemas import PLACES
+from httpd.service import State
+from tests.fakes_control import FakeControl
+from tests.fakes_service import FakeService
+from tests.http.conftest import SETTINGS
+
+pytestmark = pytest.mark.anyio
+
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+async def document_of(client: httpx.AsyncClient) -> Any:
+    response = await client.get("/openapi.json")
+    assert response.status_code == 200
+    return response.json()
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for inner in value.values():
+            yield from references(inner)
+
+
+async def test_every_route_is_in_it() -> None:
+    app = create_app(FakeService(), SETTINGS, FakeControl())
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    assert len(routes) == len(app.routes)
+    served = {
+        (method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert served == set(OPERATIONS)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://plait") as client:
+        paths = (await document_of(client))["paths"]
+    told = {(method.upper(), path) for path in paths for method in paths[path]}
+    assert told == {(method, path.replace(":path}", "}")) for method, path in served}
+
+
+async def test_only_what_is_served_is_in_it(client: httpx.AsyncClient) -> None:
+    assert "/abort" not in (await document_of(client))["paths"]
+
+
+async def test_references_lead_somewhere(client: httpx.AsyncClient) -> None:
+    document = await document_of(client)
+    schemas = document["components"]["schemas"]
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas, reference
+    unused = set(schemas) - {each.rpartition("/")[2] for each in references(document)}
+    assert unused <= {"AbortRequest", "Aborted", "Flushed"}  # of admins
+
+
+async def test_the_limits_are_those_of_the_models(client: httpx.AsyncClient) -> None:
+    schemas = (await document_of(client))["components"]["schemas"]
+    chat = schemas["ChatCompletionRequest"]["properties"]
+    assert chat["temperature"]["anyOf"] == [
+        {"type": "number", "minimum": 0, "maximum": 2}, {"type": "null"},
+    ]  # fmt: skip
+    assert chat["best_of"] == {"enum": [1, None]}
+    assert chat["model"] == {"type": "string", "enum": ["org/tiny-model"]}
+    message = schemas["MessageRequest"]
+    assert "stop_sequences" in message["properties"] and "stop" not in message["properties"]
+    assert {"model", "messages", "max_tokens"} == set(message["required"])
+    assert {"model", "messages"} == set(schemas["CountRequest"]["required"])
+    assert not [name for name, schema in schemas.items() if "description" in schema]
+
+
+async def test_before_the_model_is_known(client: httpx.AsyncClient, service: FakeService) -> None:
+    service.current_state = State.LOADING
+    chat = (await document_of(client))["components"]["schemas"]["ChatCompletionRequest"]
+    assert chat["properties"]["model"] == {"type": "string"}
+
+
+def test_places_are_fields() -> None:
+    fields = {kind.__name__: kind.model_fields for kind in BODIES.values()}
+    assert all(place in fields[kind] for kind, places in PLACES.items() for place in places)
