@@ -34,8 +34,11 @@ class Admission:
         self._refused: dict[int, Refusal] = {}
         self._changes = 0  # the holdings' when they were refused
 
-    def try_admit(self, waiting: Waiting) -> int | Refusal:
-        """Gives the request a row and its prompt's pages, if that leaves enough for the others."""
+    def try_admit(self, waiting: Waiting, *, waits: bool = True) -> int | Refusal:
+        """Gives the request a row and its prompt's pages, if that leaves enough for the others.
+
+        waits  for a sibling to compute what it needs; False: it starts whatever others compute
+        """
         holdings, request = self._holdings, waiting.request
         if not holdings.rows.free:
             return Refusal.NO_ROOM
@@ -43,17 +46,21 @@ class Admission:
             self._changes = holdings.changes
             self._refused.clear()
         refusal = self._refused.get(request.id)
-        if refusal is not None:
+        if refusal is Refusal.NO_ROOM or (refusal is Refusal.SIBLING and waits):
             return refusal
-        # Logprobs of a prompt come from computing all of it.
-        reusable = waiting.token_ids[: 0 if _wants_prompt_logprobs(waiting) else -1]
-        match = holdings.cache.match(request.namespace, reusable)
-        refusal = self._try_lock(waiting, match, reusable)
+        match = holdings.cache.match(request.namespace, _reusable(waiting))
+        refusal = self._try_lock(waiting, match, waits)
         if refusal is not None:
             self._refused[request.id] = refusal
             return refusal
         pages = holdings.take_pages(self._missing_pages(waiting, match))
         return holdings.install(waiting, match, pages, self.stop_ids(waiting))
+
+    def would_fit(self, waiting: Waiting, pages: int) -> bool:
+        """Whether there is room for a request that was refused once `pages` more come back."""
+        match = self._holdings.cache.match(waiting.request.namespace, _reusable(waiting))
+        needed = self._missing_pages(waiting, match) + self._reserved_pages(waiting)
+        return needed <= self._holdings.takeable_pages + pages
 
     def rules_of(self, row: int, waiting: Waiting) -> Int32Array:
         """[n, 4] int32: what is done to the logits of the row, which it was admitted to."""
@@ -72,13 +79,12 @@ class Admission:
         ignores_eos = request.params.ignore_eos and request.grammar is None
         return (*(() if ignores_eos else self._eos_ids), *request.params.stop_token_ids)
 
-    def _try_lock(self, waiting: Waiting, match: Match, reusable: Int32Array) -> Refusal | None:
+    def _try_lock(self, waiting: Waiting, match: Match, waits: bool) -> Refusal | None:
         """Locks the matched prefix, unless the request cannot start."""
         holdings = self._holdings
         missing = self._missing_pages(waiting, match)
-        coming = holdings.producers.coming_pages(waiting.request.namespace, reusable)
-        # At least half of what is missing: so it waits for a few others at most, one after another.
-        if 2 * (coming - len(match.pages)) >= missing:
+        if waits and self._coming_pages(waiting, match) * 2 >= missing:
+            # At least half of what it lacks: so it waits for a few at most, one after another.
             return Refusal.SIBLING
         needed = missing + self._reserved_pages(waiting)
         # Twice: locking the matched path turns pages that could be evicted into protected ones.
@@ -89,6 +95,11 @@ class Admission:
             holdings.cache.unlock(match.node)
             return Refusal.NO_ROOM
         return None
+
+    def _coming_pages(self, waiting: Waiting, match: Match) -> int:
+        """Pages of the prompt that are not cached, but being computed for others."""
+        producers, namespace = self._holdings.producers, waiting.request.namespace
+        return producers.coming_pages(namespace, _reusable(waiting)) - len(match.pages)
 
     def _missing_pages(self, waiting: Waiting, match: Match) -> int:
         """Pages of the prompt that are not cached."""
@@ -111,5 +122,8 @@ class Admission:
         return len(live) + int(tokens * self.forecast.share) // self._holdings.cache.page_size
 
 
-def _wants_prompt_logprobs(waiting: Waiting) -> bool:
-    return waiting.request.params.prompt_logprobs is not None and not waiting.started
+def _reusable(waiting: Waiting) -> Int32Array:
+    """The tokens whose KV may come from the cache."""
+    wants_logprobs = waiting.request.params.prompt_logprobs is not None and not waiting.started
+    # Logprobs of a prompt come from computing all of it.
+    return waiting.token_ids[: 0 if wants_logprobs else -1]

@@ -64,6 +64,9 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         prefill_budget=config.prefill_budget or built.max_model_len,
         eos_ids=_eos_ids(config.model, model.config.vocab_size),
         vocab_size=model.config.vocab_size,
+        policy=config.schedule_policy,
+        preemption_threshold=config.preemption_threshold,
+        seed=config.seed,
     )
     # The CPU executor computes inside `launch`: planning ahead would only make tokens late.
     overlap = on_cuda if config.overlap is None else config.overlap

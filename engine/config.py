@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+# Orders in which waiting requests start: engine/policies.py says what each means.
+SCHEDULE_POLICIES: Final = (
+    "fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,9 @@ class EngineConfig:
     overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
     cuda_graph_max_rows: int = 256  # decode steps of up to so many rows are graphs; 0: none are
     cpu_threads: int | None = None  # torch's intra-op threads; None: every core (see DESIGN.md)
-    seed: int = 0  # of dummy weights
+    seed: int = 0  # of dummy weights, and of a random order
+    schedule_policy: str = "fcfs"
+    preemption_threshold: int | None = None  # levels of priority; None: no request takes another's
 
     def __post_init__(self) -> None:
         self._within("page_size", self.page_size, 1, 256)
@@ -40,6 +47,18 @@ class EngineConfig:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be in (0, 1]")
         if self.cache not in ("radix", "naive"):
             raise ValueError(f"cache is {self.cache!r}; it must be radix or naive")
+        if self.schedule_policy not in SCHEDULE_POLICIES:
+            raise ValueError(
+                f"schedule_policy is {self.schedule_policy!r}; it must be one of "
+                f"{', '.join(SCHEDULE_POLICIES)}"
+            )
+        if self.preemption_threshold is not None:
+            self._within("preemption_threshold", self.preemption_threshold, 1, 1000)
+            if self.schedule_policy != "priority":
+                raise ValueError(
+                    f"preemption_threshold is {self.preemption_threshold}, which only a "
+                    f"schedule_policy of priority looks at; it is {self.schedule_policy}"
+                )
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ValueError(
                 f"dtype is {self.dtype!r}; it must be auto, float32, float16 or bfloat16"

@@ -83,6 +83,7 @@ class Holdings:
         rows.page_table[row, :held] = np.concatenate([match.pages, pages])
         rows.tokens[row, :count] = waiting.token_ids
         rows.order[row] = waiting.order
+        rows.priority[row], rows.rank[row] = waiting.priority, waiting.rank
         rows.started[row] = waiting.started
         rows.cached_tokens[row] = waiting.cached_tokens if waiting.started else match.tokens
         rows.set_stop_ids(row, stop_ids)

@@ -45,7 +45,10 @@ class ReasoningMarkers:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request's tokens are chosen and when it ends. Validated by whoever builds it."""
+    """How one request's tokens are chosen, and when it starts and ends.
+
+    Validated by whoever builds it.
+    """
 
     max_new_tokens: int  # 0 only scores the prompt
     temperature: float = 1.0  # 0 is greedy
@@ -55,7 +58,7 @@ class SamplingParams:
     seed: int | None = None  # any int64; None draws a fresh one at submission
     stop: tuple[str, ...] = ()  # looked for in content alone
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # without effect where a grammar says what comes: an EOS ends it
     skip_special_tokens: bool = True
     include_stop: bool = False  # the stop string or stop token that ends the text is part of it
     min_tokens: int = 0  # before as many no EOS, stop token or stop string ends it
@@ -69,6 +72,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # likewise of each prompt token
     thinking_budget: int | None = None  # tokens of reasoning; None is any number
     reasoning: ReasoningMarkers | None = None  # split off; None: all text is content
+    priority: int = 0  # higher starts first, where the policy is by priority
+    routing_key: str = ""  # requests of one key start together, where the policy is by key
 
     def settled(self, vocab_size: int) -> "SamplingParams":
         """The same, where a number too small or too large to matter is the limit that it means."""
@@ -167,6 +172,14 @@ class Request:
     arrived_s: float = 0.0  # time.monotonic() when the server saw it
     grammar: CompiledGrammar | None = None  # of what comes behind reasoning, if there is any
     thinking: Thinking | None = None  # None: a grammar begins with the first token
+
+    @property
+    def priority(self) -> int:
+        return self.params.priority
+
+    @property
+    def routing_key(self) -> str:
+        return self.params.routing_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,9 @@ class Rows:
         self.requests: list[Request | None] = [None] * count
         self.nodes: list[Node | None] = [None] * count  # the locked node of the prefix cache
         self.cached_tokens = np.zeros(count, np.int32)  # prompt tokens that were a cache hit
-        self.order = np.zeros(count, np.int64)  # admission order: a later row is retracted first
+        self.order = np.zeros(count, np.int64)  # arrival order
+        self.priority = np.zeros(count, np.int32)  # 0 where the policy does not look at it
+        self.rank = np.zeros(count, np.int64)  # as in Waiting: the lowest is never retracted
         self.started = np.zeros(count, np.bool_)  # its first token was committed
         self.prompt_logprobs: list[list[Logprobs]] = [[] for _ in range(count)]
         self._free = list(range(count - 1, -1, -1))

@@ -7,7 +7,8 @@ torch, no text and no clock.
 Rules
 - Only admitted rows are in a plan; a row is admitted with the pages of its whole prompt.
 - Results are committed against their own plan; a row that ended meanwhile drops its token.
-- The oldest running request is never retracted, and alone it always fits: so everyone ends.
+- The running request of the lowest rank (the oldest; with priorities, see engine/waiting.py) is
+  never retracted, and alone it always fits: so everyone ends.
 """
 
 from dataclasses import replace
@@ -21,14 +22,15 @@ from engine.holdings import Holdings, RowArray
 from engine.logprobs import StepLogprobs, sampled_logprobs, take_prompt_logprobs
 from engine.pages import PagePool
 from engine.plan import Draft, StepPlan
+from engine.policies import build_policy
 from engine.prefix_cache import PrefixCache
 from engine.request import Finish, Int32Array, Logprobs, Request, Started, StepOutput
+from engine.retraction import first_to_go, preemptible, retractable
 from engine.rows import RowState
-from engine.waiting import Waiting, WaitingQueue
+from engine.waiting import OVERTAKINGS, Waiting, WaitingQueue
 
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
-CANDIDATES: Final = 64  # of the queue, looked at for one step
 
 
 class Scheduler:
@@ -44,7 +46,18 @@ class Scheduler:
         prefill_budget: int | None,
         eos_ids: tuple[int, ...],
         vocab_size: int,
+        policy: str = "fcfs",
+        preemption_threshold: int | None = None,
+        overtakings: int = OVERTAKINGS,
+        seed: int = 0,
     ) -> None:
+        """
+        policy                one of engine.config.SCHEDULE_POLICIES
+        preemption_threshold  by how much the priority of a waiting request must be higher than a
+                              running one's to take its place; None: nothing takes it
+        overtakings           younger requests that may start while one waits
+        seed                  of the random policy
+        """
         self.page_size = cache.page_size
         self.max_model_len = max_model_len
         if -(-max_model_len // self.page_size) > pool.capacity:
@@ -58,7 +71,9 @@ class Scheduler:
         self._rows = self.holdings.rows
         self.admission = Admission(self.holdings, eos_ids)
         self.constraints = Constraints(self._rows, vocab_size)
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(build_policy(policy, self.holdings, seed), overtakings)
+        self._preemption_threshold = preemption_threshold
+        self._blocked: Waiting | None = None  # there was no room for it in the last plan
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED
         self._prefilling: list[int] = []  # rows, oldest first
@@ -120,6 +135,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None where there is nothing that could be launched now."""
+        self._preempt()
         draft = Draft()
         decode = self._plan_decode(draft)
         self._plan_prefill(draft)
@@ -175,10 +191,10 @@ class Scheduler:
         return decode[~waits] if waits.any() else decode
 
     def _grow(self, short: RowArray, draft: Draft) -> RowArray:
-        """Gives one page to each row of `short` for which there is one, oldest first."""
+        """Gives one page to each row of `short` for which there is one, the lowest rank first."""
         rows = self._rows
-        short = short[np.argsort(rows.order[short])]
-        while len(short) > self.holdings.pages_in_sight and self._retract_youngest():
+        short = short[np.argsort(rows.rank[short])]
+        while len(short) > self.holdings.pages_in_sight and self._retract_one():
             short = short[rows.state[short] == RowState.DECODE]
         grown, pages = self.holdings.grow(short)
         draft.write_pages(grown, rows.pages[grown] - 1, pages)
@@ -190,18 +206,19 @@ class Scheduler:
             if budget == 0:
                 return
             budget -= self._add_chunk(row, budget, draft)
-        for waiting in self.waiting.first(CANDIDATES):
+        for waiting in self.waiting.candidates():
             if budget == 0:
                 return
-            admitted = self.admission.try_admit(waiting)
+            admitted = self.admission.try_admit(waiting, waits=not self.waiting.is_due(waiting))
             if admitted is Refusal.NO_ROOM:
+                self._blocked = waiting
                 return  # nobody overtakes it, or it might wait for ever
             if admitted is not Refusal.SIBLING and self._start(admitted, waiting, draft):
                 budget -= self._add_chunk(admitted, budget, draft)
 
     def _start(self, row: int, waiting: Waiting, draft: Draft) -> bool:
         """Moves a request from the queue to the row it was given; False where it fails at once."""
-        self.waiting.remove(waiting.request.id)
+        self.waiting.start(waiting)
         self._prefilling.append(row)
         error = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
         if error is not None:
@@ -321,13 +338,34 @@ class Scheduler:
         self.constraints.end(row)
         self.holdings.end(row)
 
-    def _retract_youngest(self) -> bool:
-        """Sends the youngest running request back to the queue; False where only one runs."""
-        rows = self._rows
-        live = rows.live()
-        if len(live) <= 1:
+    def _retract_one(self) -> bool:
+        """Sends a running request back for its pages; False where none may be."""
+        candidates = retractable(self._rows)
+        if not len(candidates):
             return False
-        row = int(live[np.argmax(rows.order[live])])
+        self._retract(first_to_go(self._rows, candidates, self.page_size))
+        self.admission.forecast.retracted()
+        return True
+
+    def _preempt(self) -> None:
+        """Sends one of much lower priority back for the request that there was no room for.
+
+        Only if that helps, and nothing is coming back anyway. One at a time: what it held comes
+        back after the fence, and then the request is tried again.
+        """
+        threshold, rows, waiting = self._preemption_threshold, self._rows, self._blocked
+        self._blocked = None
+        if threshold is None or waiting is None or len(self.holdings.fence):
+            return
+        if waiting.request.id not in self.waiting:
+            return  # it has ended
+        candidates = preemptible(rows, waiting, threshold)
+        if len(candidates) and self.admission.would_fit(waiting, int(rows.pages[candidates].sum())):
+            self._retract(first_to_go(rows, candidates, self.page_size))
+
+    def _retract(self, row: int) -> None:
+        """Sends a running request back to the queue, with the tokens that it has made."""
+        rows = self._rows
         request = rows.requests[row]
         assert request is not None
         self.waiting.put_back(
@@ -335,12 +373,12 @@ class Scheduler:
                 request,
                 rows.tokens[row, : rows.known_tokens(row)].copy(),
                 int(rows.order[row]),
-                bool(rows.started[row]),
-                int(rows.cached_tokens[row]),
+                started=bool(rows.started[row]),
+                cached_tokens=int(rows.cached_tokens[row]),
+                priority=int(rows.priority[row]),
+                retracted=True,
             )
         )
         self._end_row(row)
         self.holdings.release(self._completed_step)
         self.retractions += 1
-        self.admission.forecast.retracted()
-        return True

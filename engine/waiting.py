@@ -1,13 +1,27 @@
-"""Requests that hold no pages yet, or hold none any more."""
+"""Requests that hold no pages yet, or hold none any more.
 
-from collections import OrderedDict
-from collections.abc import Iterator
+Guarantees: while a request waits, no more than OVERTAKINGS younger ones start before it. Once so
+many have, it is the next to start, whatever the policy says, and nobody starts before it does.
+
+Ageing needs no clock. A level of priority is worth AGEING arrivals: a request's `rank` is the place
+it would have, had it come so many requests earlier. A rank never changes, so two requests never
+take turns at pushing each other out, and only finitely many requests ever go before one.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final, Protocol
 
 import numpy as np
 
 from engine.request import Int32Array, Request
+
+AGEING: Final = 64  # arrivals: as many requests as are looked at for one step
+MOST_PRIORITY: Final = 100  # and least, negative: beyond it is no further
+OVERTAKINGS: Final = 256  # as many as run at the same time by default
+CANDIDATES: Final = 64  # of the queue, looked at for one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,48 +31,111 @@ class Waiting:
     request: Request
     token_ids: Int32Array
     order: int  # arrival order; kept over retractions
-    started: bool = False
+    started: bool = False  # its first token was committed
     cached_tokens: int = 0  # of its first admission
+    priority: int = 0  # the request's, where the policy looks at it; higher goes first
+    retracted: bool = False
 
     @property
     def limit(self) -> int:
         # A request that only scores its prompt draws a token all the same, which nobody hears of.
         return len(self.request.prompt_ids) + max(1, self.request.params.max_new_tokens)
 
+    @property
+    def rank(self) -> int:
+        """Arrival order, put forward by its priority: whose turn it is where only one can go on."""
+        return self.order - AGEING * self.priority
+
+
+class Order(Protocol):
+    """What a queue asks of `engine.policies.Policy`."""
+
+    has_priorities: bool
+
+    def key(self, waiting: Waiting) -> int: ...
+
+    def ranked(self, first: Sequence[Waiting]) -> Sequence[Waiting]: ...
+
 
 class WaitingQueue:
-    """First come, first served. Owned by the engine thread."""
+    """Requests in a policy's order. Owned by the engine thread."""
 
-    def __init__(self) -> None:
-        self._queue: OrderedDict[int, Waiting] = OrderedDict()
+    def __init__(self, policy: Order, overtakings: int = OVERTAKINGS) -> None:
+        self._policy = policy
+        self._most_overtakings = overtakings
+        self._entries: dict[int, tuple[Waiting, int]] = {}  # by request id, with the policy's key
+        self._by_key: list[tuple[int, int, int]] = []  # (key, order, request id), sorted
+        self._by_age: list[tuple[int, int]] = []  # (order, request id), sorted
+        # Orders of those that started before the oldest, though younger; sorted. Those of them that
+        # are younger than somebody else overtook that one, too: nobody was overtaken more often
+        # than the oldest. (One that comes back counts those that overtook the oldest before it.)
+        self._overtakers: list[int] = []
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._entries)
 
     def __contains__(self, request_id: int) -> bool:
-        return request_id in self._queue
+        return request_id in self._entries
 
     def __iter__(self) -> Iterator[Waiting]:
-        return iter(self._queue.values())
+        """In the order of the queue."""
+        return (self._entries[request_id][0] for _, _, request_id in self._by_key)
 
     def add(self, request: Request) -> None:
-        assert request.id not in self._queue
+        assert request.id not in self._entries
         self._arrivals += 1
         prompt = np.asarray(request.prompt_ids, np.int32)
-        self._queue[request.id] = Waiting(request, prompt, self._arrivals)
+        priority = max(-MOST_PRIORITY, min(request.priority, MOST_PRIORITY))
+        priority = priority if self._policy.has_priorities else 0
+        self._put(Waiting(request, prompt, self._arrivals, priority=priority))
 
     def put_back(self, waiting: Waiting) -> None:
-        """A retracted request goes before everything that arrived after it.
+        """Takes a request that was retracted."""
+        assert waiting.retracted
+        self._put(waiting)
 
-        Retraction takes the youngest first, so the front is always right.
+    def candidates(self) -> Iterator[Waiting]:
+        """Who is to start, one after the other. The caller starts each, passes it over, or stops.
+
+        Whoever `is_due` comes first and may not be passed over.
         """
-        self._queue[waiting.request.id] = waiting
-        self._queue.move_to_end(waiting.request.id, last=False)
+        first = list(islice(self, CANDIDATES))
+        for waiting in self._policy.ranked(first) if first else ():
+            while self._by_age and self.is_due(oldest := self._oldest()):
+                yield oldest
+                assert oldest.request.id not in self, "it was passed over once too often"
+            if waiting.request.id in self._entries:
+                yield waiting
 
-    def first(self, count: int) -> list[Waiting]:
-        """Up to `count`, in the order in which they are to start."""
-        return list(islice(self._queue.values(), count))
+    def is_due(self, waiting: Waiting) -> bool:
+        """It was overtaken as often as it may be: it has to start before anybody else."""
+        is_oldest = self._by_age[0][1] == waiting.request.id
+        return is_oldest and len(self._overtakers) >= self._most_overtakings
+
+    def start(self, waiting: Waiting) -> None:
+        """Takes out a request that starts now."""
+        self.remove(waiting.request.id)
+        if self._by_age and waiting.order > self._by_age[0][0]:
+            insort(self._overtakers, waiting.order)
 
     def remove(self, request_id: int) -> Waiting | None:
-        return self._queue.pop(request_id, None)
+        """Takes out a request that ends, or starts; None where it does not wait."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return None
+        waiting, key = entry
+        del self._by_key[bisect_left(self._by_key, (key, waiting.order, request_id))]
+        del self._by_age[bisect_left(self._by_age, (waiting.order, request_id))]
+        oldest = self._by_age[0][0] if self._by_age else self._arrivals
+        del self._overtakers[: bisect_right(self._overtakers, oldest)]
+        return waiting
+
+    def _oldest(self) -> Waiting:
+        return self._entries[self._by_age[0][1]][0]
+
+    def _put(self, waiting: Waiting) -> None:
+        key, order, request_id = self._policy.key(waiting), waiting.order, waiting.request.id
+        self._entries[request_id] = waiting, key
+        insort(self._by_key, (key, order, request_id))
+        insort(self._by_age, (order, request_id))

@@ -1,4 +1,7 @@
-"""Random arrivals, aborts and steps: everyone ends once, with the output of a lone run."""
+"""Random arrivals, aborts and steps, under every policy.
+
+Everyone ends once, with the output of a lone run, and nobody is overtaken more often than is said.
+"""
 
 from collections import defaultdict
 
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.cache_factory import build_prefix_cache
+from engine.config import SCHEDULE_POLICIES
 from engine.pages import PagePool
 from engine.request import Finish, Request, SamplingParams, Started, StepOutput
 from engine.scheduler import Scheduler
@@ -33,6 +37,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([None, 1, 5, 16]),
         cache=st.sampled_from(["radix", "naive"]),
         overlap=st.booleans(),
+        policy=st.one_of(
+            st.tuples(st.sampled_from(SCHEDULE_POLICIES), st.none()),
+            st.tuples(st.just("priority"), st.sampled_from([1, 2])),
+        ),
+        overtakings=st.sampled_from([1, 3, 256]),
     )
     def build(
         self,
@@ -42,6 +51,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int | None,
         cache: str,
         overlap: bool,
+        policy: tuple[str, int | None],
+        overtakings: int,
     ) -> None:
         max_pages = -(-MAX_MODEL_LEN // page_size)
         pages = 1 + max_pages + spare_pages
@@ -54,6 +65,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_budget=budget,
             eos_ids=(EOS,),
             vocab_size=VOCAB,
+            policy=policy[0],
+            preemption_threshold=policy[1],
+            overtakings=overtakings,
         )
         self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
         self.requests: dict[int, Request] = {}
@@ -62,6 +76,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.logprobs: dict[int, list[float]] = defaultdict(list)
         self.started: set[int] = set()
         self.aborted: set[int] = set()
+        self.overtakings = overtakings
+        self.overtaken: dict[int, int] = {}  # of each that waits
 
     @rule(
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=40),
@@ -71,6 +87,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         modulus=st.sampled_from([None, None, 1, 5]),
         logprobs=st.tuples(*[st.sampled_from([None, None, 0, 2])] * 2),
+        priority=st.sampled_from([0, 0, -1, 1, 4]),
+        routing_key=st.sampled_from(["", "one", "other"]),
     )
     def submit(
         self,
@@ -81,11 +99,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         modulus: int | None,
         logprobs: tuple[int | None, int | None],
+        priority: int,
+        routing_key: str,
     ) -> None:
         new = min(new, MAX_MODEL_LEN - len(prompt))
         params = SamplingParams(
             max_new_tokens=new, stop_token_ids=tuple(stop), ignore_eos=ignore_eos,
-            logprobs=logprobs[0], prompt_logprobs=logprobs[1],
+            logprobs=logprobs[0], prompt_logprobs=logprobs[1], priority=priority,
+            routing_key=routing_key,
         )  # fmt: skip
         number = len(self.requests)
         grammar = None if modulus is None else FakeGrammar(modulus)
@@ -116,8 +137,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 8))
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self._take(self.engine.step())
-            self.scheduler.check_integrity()
+            self._step()
+
+    def _step(self) -> None:
+        waited = {each.request.id for each in self.scheduler.waiting}
+        self._take(self.engine.step())
+        self.scheduler.check_integrity()
+        self._check_overtakings(waited)
+
+    def _check_overtakings(self, waited: set[int]) -> None:
+        """Ids are given in the order of arrival: a higher one that has started overtook."""
+        waits = {each.request.id for each in self.scheduler.waiting}
+        started = waited - waits - self.aborted
+        self.overtaken = {
+            number: self.overtaken.get(number, 0) + sum(other > number for other in started)
+            for number in waits & waited
+        }
+        assert max(self.overtaken.values(), default=0) <= self.overtakings
 
     def _take(self, output: StepOutput | None) -> None:
         if output is None:
@@ -153,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(3000):
             if not self.engine.has_work:
                 break
-            self._take(self.engine.step())
+            self._step()
         self._take(self.engine.step())  # what ended without a token
         assert not self.engine.has_work
         self.scheduler.check_integrity()

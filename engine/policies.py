@@ -1,0 +1,164 @@
+"""In which order waiting requests are to start.
+
+Knows neither steps nor memory: whether a request fits is admission's to say, and engine/waiting.py
+sees to it that nobody is overtaken for ever.
+
+Every policy has a `key`: a request's place in the queue, which never changes while it waits. That
+keeps a queue of any length sorted for nothing. A policy that looks at the prefix cache or at what
+runs puts the first few of that queue in another order (`ranked`), and leaves the rest as it is, so
+that a step's time does not depend on how many wait.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from engine.config import SCHEDULE_POLICIES
+from engine.holdings import Holdings
+from engine.prefix_cache import Match
+from engine.waiting import Waiting
+
+_FRONT: Final = -(1 << 62)  # before every other key: arrivals are far fewer
+
+
+class Policy:
+    """First come, first served; by priority first, where that is asked for.
+
+    Owned by the engine thread.
+    """
+
+    def __init__(self, *, has_priorities: bool = False) -> None:
+        """has_priorities  False: what requests say of their priority is not looked at"""
+        self.has_priorities = has_priorities
+
+    def key(self, waiting: Waiting) -> int:
+        """Its place in the queue, the lowest first; of equal ones the oldest goes first."""
+        return waiting.rank
+
+    def ranked(self, first: Sequence[Waiting]) -> Sequence[Waiting]:
+        """The first of the queue, in the order in which they are to start."""
+        return first
+
+
+class LongestOutput(Policy):
+    """First who may make the most tokens: the long ones do not remain as a tail of few rows.
+
+    Owned by the engine thread. Here and in all that follow, whoever was retracted goes before
+    everyone else: a client is reading its output.
+    """
+
+    def key(self, waiting: Waiting) -> int:
+        return _FRONT if waiting.retracted else len(waiting.token_ids) - waiting.limit
+
+
+class Shuffled(Policy):
+    """In an order drawn by chance, the same for the same seed. Owned by the engine thread."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def key(self, waiting: Waiting) -> int:
+        return _FRONT if waiting.retracted else self._random.getrandbits(32)
+
+
+class Ranked(Policy):
+    """A queue whose first few are ordered by what holds now. Owned by the engine thread."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        super().__init__()
+        self._holdings = holdings
+
+    def key(self, waiting: Waiting) -> int:
+        return _FRONT if waiting.retracted else waiting.rank
+
+    def ranked(self, first: Sequence[Waiting]) -> Sequence[Waiting]:
+        places = self._places(first)
+        order = sorted(range(len(first)), key=lambda i: (not first[i].retracted, places[i]))
+        return [first[index] for index in order]
+
+    def _places(self, first: Sequence[Waiting]) -> Sequence[Any]:
+        """Something to sort by for each, the lowest first."""
+        raise NotImplementedError
+
+
+class BusiestKey(Ranked):
+    """First whose routing key most running requests have. Owned by the engine thread."""
+
+    def _places(self, first: Sequence[Waiting]) -> Sequence[int]:
+        rows = self._holdings.rows
+        requests = [rows.requests[row] for row in rows.live().tolist()]
+        running = Counter(request.routing_key for request in requests if request is not None)
+        running.pop("", None)  # no key
+        return [-running[each.request.routing_key] for each in first]
+
+
+class LongestPrefix(Ranked):
+    """First who finds most of its prompt in the cache. Owned by the engine thread."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        super().__init__(holdings)
+        self._matches: dict[int, Match] = {}  # by request id; renewed when anything has changed
+        self._changes = 0
+
+    def _places(self, first: Sequence[Waiting]) -> Sequence[Any]:
+        return [-match.tokens for match in self._match_all(first)]
+
+    def _match_all(self, first: Sequence[Waiting]) -> list[Match]:
+        """What is cached of each. For ordering only: the pages may have been evicted since.
+
+        Matching counts as a use: what somebody waits for is evicted later than what nobody does.
+        """
+        if self._changes != self._holdings.changes:
+            self._changes = self._holdings.changes
+            self._matches.clear()
+        match, known = self._holdings.cache.match, self._matches
+        for each in first:
+            if each.request.id not in known:
+                known[each.request.id] = match(each.request.namespace, each.token_ids[:-1])
+        return [known[each.request.id] for each in first]
+
+
+class HeaviestSubtree(LongestPrefix):
+    """Depth first through the cached prefixes, those first that most wait for.
+
+    Owned by the engine thread. The order of SGLang's dfs-weight, from the matches alone. A page has
+    one place in the tree, so a request's pages are its path, and a page's weight is the number of
+    requests that go through it. Paths sorted by the weights along them visit the tree as wanted.
+    Where the weight stays the same from one page to the next nobody leaves the path, and only the
+    first of these pages is kept.
+    """
+
+    def _places(self, first: Sequence[Waiting]) -> Sequence[Any]:
+        paths = [match.pages for match in self._match_all(first)]
+        weights = np.bincount(np.concatenate(paths))
+        places = []
+        for path in paths:
+            negative = -weights[path]
+            forks = np.nonzero(np.diff(negative, prepend=1))[0]
+            places.append(list(zip(negative[forks].tolist(), path[forks].tolist(), strict=True)))
+        return places
+
+
+def build_policy(name: str, holdings: Holdings, seed: int = 0) -> Policy:
+    """The policy of this name, one of SCHEDULE_POLICIES.
+
+    seed  of the random order
+    """
+    assert name in SCHEDULE_POLICIES, f"there is no policy {name!r}"
+    match name:
+        case "lpm":
+            return LongestPrefix(holdings)
+        case "dfs-weight":
+            return HeaviestSubtree(holdings)
+        case "lof":
+            return LongestOutput()
+        case "random":
+            return Shuffled(seed)
+        case "routing-key":
+            return BusiestKey(holdings)
+        case _:
+            return Policy(has_priorities=name == "priority")
