@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from engine.config import EngineConfig
+from engine.config import SCHEDULE_POLICIES, EngineConfig
 from engine.errors import ModelError
 from engine.limits import check_settings
 from engine.model_config import ModelConfig, read_model_config
@@ -88,6 +88,11 @@ _PATH: Final = click.Path(path_type=Path)
 @_option("--memory-fraction", "Share of the memory left after loading that the KV cache takes.",
          type=float)  # fmt: skip
 @_option("--cache", "Prefix cache: radix, or naive to keep nothing.")
+@_option("--schedule-policy", "Order in which waiting requests start.",
+         type=click.Choice(SCHEDULE_POLICIES))  # fmt: skip
+@_option("--preemption-threshold", "With --schedule-policy priority: how many levels higher a "
+         "waiting request must be to take a running one's place; without it, none does.",
+         type=int)  # fmt: skip
 @_option("--overlap/--no-overlap", "Plan a step while one runs; without either, where it helps.",
          type=bool)  # fmt: skip
 @click.option("--cuda-graph-max-bs", type=int,

@@ -44,11 +44,14 @@ MAX_UNKNOWN_NAMES = 16  # of one body, for the log
 
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStringList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 StopStrings = Annotated[
-    list[StopString],
-    Field(max_length=MAX_STOP_STRINGS),
+    StopStringList,
     FailFast(),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=StopStringList | StopString,
+    ),
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()]

@@ -191,7 +191,7 @@ async def test_nulls_and_harmless_fields(client: httpx.AsyncClient, service: Fak
         "n": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0,
         "frequency_penalty": 0.0, "response_format": {"type": "text"}, "tools": [],
         "tool_choice": "none", "modalities": ["text"], "user": "u", "metadata": {"a": "b"},
-        "store": True, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s",
+        "store": True, "service_tier": "auto", "safety_identifier": "s",
         "reasoning_effort": "low", "verbosity": "low", "prediction": {"type": "content"},
         "parallel_tool_calls": True, "who_knows": [1],
     }  # fmt: skip

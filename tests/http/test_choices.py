@@ -155,7 +155,8 @@ async def test_what_is_asked_reaches_the_engine(
     await chat(
         client, presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.2, min_tokens=2,
         logit_bias={"4": 7, "5": -100}, allowed_token_ids=[4, 5, 4], max_tokens=9, cache_salt="x",
-        include_stop_str_in_output=True, logprobs=True, top_logprobs=3,
+        include_stop_str_in_output=True, logprobs=True, top_logprobs=3, priority=-4,
+        prompt_cache_key="session",
     )  # fmt: skip
     (submission,) = service.submissions
     params = submission.params
@@ -163,6 +164,7 @@ async def test_what_is_asked_reaches_the_engine(
     assert (params.repetition_penalty, params.min_tokens) == (1.2, 2)
     assert params.logit_bias == ((4, 7.0), (5, -100.0)) and params.allowed_token_ids == (4, 5)
     assert params.include_stop and params.logprobs == 3 and params.prompt_logprobs is None
+    assert (params.priority, params.routing_key) == (-4, "session")
     assert submission.namespace == "x" and submission.constraint is None
 
 
