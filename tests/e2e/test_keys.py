@@ -133,10 +133,8 @@ HEADS = [
 @pytest.mark.parametrize("head", HEADS, ids=str)
 def test_no_header_opens_a_route(guarded: ServerProcess, head: bytes) -> None:
     come = http1(guarded, TEXT.encode(), head)
-    if come.startswith(b"HTTP/1.1 401 "):
-        assert b"sk-" not in come
-    else:
-        assert come.startswith(b"HTTP/1.1 400 "), come
+    assert come.startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 400 ")), come
+    assert b"sk-" not in come
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "TRACE", "PRI", "GETX", "get"])
