@@ -5,7 +5,7 @@ Blocks become the messages of a chat, and from there on it is one: see conversat
 
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from engine.request import ChatPrompt
 from httpd.anthropic_input import read_turns
@@ -48,7 +48,7 @@ class Choice(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    type: str
+    type: Annotated[str, WithJsonSchema({"enum": [*_CHOICES, "tool"]})]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 

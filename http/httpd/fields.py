@@ -60,7 +60,9 @@ StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 # A union's errors would name its branches; tools.py checks it.
-ToolChoice = Annotated[Any, WithJsonSchema({"type": ["string", "object", "null"]})]
+ToolChoice = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]})
+]
 LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
 ]
@@ -114,7 +116,6 @@ class Fields(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: AllowedIds | None = None
-    prompt_logprobs: TopLogprobs | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0  # higher starts first
     prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
@@ -154,7 +155,6 @@ class Fields(Body):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self._biases(vocab_size),
             allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
-            prompt_logprobs=self.prompt_logprobs,
             priority=self.priority,
             routing_key=self.prompt_cache_key,
         ).settled(vocab_size)
@@ -245,6 +245,7 @@ class ChoiceFields(Fields):
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    prompt_logprobs: TopLogprobs | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

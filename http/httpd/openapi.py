@@ -172,6 +172,7 @@ def _body_schemas(model: str | None) -> dict[str, Schema]:
         schemas[name] = _body_schema(kind, model, schemas)
     count = dict(schemas["MessageRequest"])
     count["required"] = [name for name in count["required"] if name != "max_tokens"]
+    count["properties"] = {**count["properties"], "max_tokens": {}}
     return {**schemas, "CountRequest": count}
 
 

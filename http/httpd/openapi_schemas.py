@@ -204,11 +204,8 @@ PARTS: Final[dict[str, Schema]] = {
         ),
     ),
     "ChatCall": record(
-        {
-            "type": one("function"),
-            "function": record({"name": STRING}, {"arguments": any_of(STRING, OBJECT, NULL)}),
-        },
-        {"id": or_null(STRING)},
+        {"function": record({"name": STRING}, {"arguments": any_of(STRING, OBJECT, NULL)})},
+        {"type": or_null(one("function")), "id": or_null(STRING)},
     ),
     "InputItem": any_of(
         record(

@@ -110,7 +110,7 @@ class _Messages:
 
     def _add_reasoning(self, item: dict[str, Any], path: str) -> None:
         """Reasoning goes before what it led to; one without text, such as a summary, is dropped."""
-        parts = item.get("content") or []
+        parts = [] if item.get("content") is None else item["content"]
         if not isinstance(parts, list):
             raise wrong_type(f"{path}.content", "an array", parts)
         text = "".join(_reasoning(part, f"{path}.content[{i}]") for i, part in enumerate(parts))
@@ -130,9 +130,9 @@ def _renamed(content: Any) -> Any:
     """Content whose text parts are called as in chats; whatever else it is stays as it is."""
     if not isinstance(content, list):
         return content
-    return [
-        {**part, "type": _PARTS[part["type"]]}
-        if isinstance(part, dict) and part.get("type") in _PARTS
-        else part
-        for part in content
-    ]
+    return [_renamed_part(part) for part in content]
+
+
+def _renamed_part(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return {**part, "type": _PARTS[kind]} if isinstance(kind, str) and kind in _PARTS else part

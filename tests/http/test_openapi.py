@@ -1,13 +1,16 @@
 """The OpenAPI document: every route is in it, its references lead somewhere, its limits hold."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from starlette.routing import Route
 
 from httpd.app import create_app
+from httpd.auth import Access
 from httpd.openapi import BODIES, OPERATIONS
 from httpd.openapi_schemas import PLACES
 from httpd.service import State
@@ -16,8 +19,6 @@ from tests.fakes_service import FakeService
 from tests.http.conftest import SETTINGS
 
 pytestmark = pytest.mark.anyio
-
-METHODS = ("get", "post", "put", "patch", "delete")
 
 
 async def document_of(client: httpx.AsyncClient) -> Any:
@@ -88,3 +89,57 @@ async def test_before_the_model_is_known(client: httpx.AsyncClient, service: Fak
 def test_places_are_fields() -> None:
     fields = {kind.__name__: kind.model_fields for kind in BODIES.values()}
     assert all(place in fields[kind] for kind, places in PLACES.items() for place in places)
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+NAMED = {"model": "org/tiny-model"}
+ASKED: list[tuple[str, Any]] = [
+    ("/v1/chat/completions", {**NAMED, "messages": MESSAGES, "stop": "x", "best_of": 1}),
+    ("/v1/completions", {**NAMED, "prompt": ["a", [1, 2]], "logprobs": 0}),
+    ("/v1/responses", {**NAMED, "input": [{"role": "user", "content": "hi"}]}),
+    ("/v1/messages", {**NAMED, "messages": MESSAGES, "max_tokens": 3, "system": None}),
+    ("/v1/messages/count_tokens", {**NAMED, "messages": MESSAGES}),
+    ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [1, 2]}),
+    ("/v1/models", None),
+    ("/v1/models/{id}", None),
+    ("/health", None),
+    ("/ready", None),
+    ("/version", None),
+    ("/openapi.json", None),
+    ("/flush_cache", {}),
+    ("/abort", {"all": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED, ids=[path for path, _ in ASKED])
+async def test_requests_and_answers_are_as_it_says(path: str, body: Any) -> None:
+    settings = replace(SETTINGS, access=Access(is_admin_open=True))
+    transport = httpx.ASGITransport(create_app(FakeService(), settings, FakeControl()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://plait") as client:
+        document = await document_of(client)
+        method = "GET" if body is None else "POST"
+        operation = document["paths"][path][method.lower()]
+        url = path.replace("{id}", "org/tiny-model")
+        answer = await client.request(method, url, json=body)
+        assert answer.status_code == 200, answer.text
+        check(document, operation["responses"]["200"], answer.json())
+        if "requestBody" in operation:
+            check(document, operation["requestBody"], body)
+            refused = await client.post(url, json={**body, "model": 5, "id": 5})
+            check(document, operation["responses"]["400"], refused.json())
+            with pytest.raises(jsonschema.ValidationError):
+                check(document, operation["requestBody"], {**body, "model": 5, "id": 5})
+        unserved = await client.request("DELETE", url)
+        check(document, operation["responses"]["default"], unserved.json())
+
+
+def check(document: Any, place: Any, value: Any) -> None:
+    """Raises where `value` is not as the schema of JSON at `place` says."""
+    schema = place["content"]["application/json"]["schema"]
+    jsonschema.validate(value, {**schema, "components": document["components"]})
+
+
+async def test_all_are_asked() -> None:
+    told = {(method, path.replace(":path}", "}")) for method, path in OPERATIONS}
+    assert {("GET" if body is None else "POST", path) for path, body in ASKED} == told
