@@ -30,6 +30,12 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
             "Unsupported value for 'add_generation_prompt': false, unless "
             "'continue_final_message' is true.",
         )
+    if fields.prompt_logprobs is not None:
+        raise unsupported(
+            "prompt_logprobs",
+            "Unsupported 'prompt_logprobs': a chat does not tell them; a completion does, with "
+            "'echo' and 'logprobs'.",
+        )
     return call_of(
         fields,
         read_conversation(fields),

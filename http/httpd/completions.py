@@ -32,12 +32,11 @@ def parse_completion(body: bytes, card: ModelCard) -> Call:
     fields = read_fields(CompletionFields, raw)
     check_name(card, fields.model)
     _check_combination(fields)
-    of_prompt = fields.logprobs if fields.echo else fields.prompt_logprobs
     params = replace(
         sampling(fields, card, DEFAULT_MAX_TOKENS),
         echo=fields.echo,
         logprobs=fields.logprobs,
-        prompt_logprobs=of_prompt,
+        prompt_logprobs=fields.logprobs if fields.echo else None,
     )
     return Call.of(
         fields,
@@ -57,7 +56,7 @@ def _check_combination(fields: CompletionFields) -> None:
             "max_tokens",
             "integer_below_min_value",
         )
-    if fields.prompt_logprobs is not None and not fields.echo:
+    if fields.prompt_logprobs is not None and (not fields.echo or fields.logprobs is None):
         raise unsupported(
             "prompt_logprobs",
             "Unsupported 'prompt_logprobs': a completion tells those of its prompt with 'echo' and "

@@ -1,5 +1,5 @@
-"""The shape of streams, usage and tool calls: sglang#18335, #7708, #8316, #4700, #954, #3743;
-vllm#18412, #8625, #13978; lmdeploy#3412; ollama#7963; llama.cpp#14566.
+"""The shape of streams, usage and tool calls: sglang#18335, #7708, #8316, #4700, #954, #3743,
+#10012; vllm#18412, #8625, #13978; lmdeploy#3412; ollama#7963; llama.cpp#14566.
 
 openai-python's own accumulator adds the chunks up. Also tests/http/test_choices.py and
 tests/http/parsing.
@@ -16,6 +16,7 @@ from tests.cases.asking import (
     COMPLETIONS,
     CONTEXT,
     Json,
+    answer,
     chat,
     chat_body,
     chat_chunks,
@@ -140,6 +141,30 @@ def test_the_usage_of_a_stream(server: ServerProcess, more: Json) -> None:
         assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
         without = ask_stream(server, "count me", **asked)
         assert all(chunk["choices"] and "usage" not in chunk for chunk in without)
+
+
+def test_the_usage_of_other_endpoints(server: ServerProcess) -> None:
+    """sglang#10012: that of the same chat, under the names of each; none is 0 or left out."""
+    asked: Json = {"temperature": 0, "model": "tiny"}
+    prompt = "count me twice, please"
+    wanted = chat(server, prompt, max_tokens=20)["usage"]
+    body = {**asked, "input": prompt, "max_output_tokens": 20}
+    whole = answer(server.post("/v1/responses", body))["usage"]
+    stream = server.post("/v1/responses", {**body, "stream": True}).text
+    last = json.loads(stream.rstrip().rsplit("data: ", 1)[1])["response"]["usage"]
+    for told in (whole, last):
+        assert told["input_tokens"] == wanted["prompt_tokens"] > 0
+        assert told["output_tokens"] == wanted["completion_tokens"] > 0
+        assert told["total_tokens"] == wanted["total_tokens"]
+        assert told["input_tokens_details"]["cached_tokens"] > 0
+        assert told["output_tokens_details"] == {"reasoning_tokens": 0}
+    messages = [{"role": "user", "content": prompt}]
+    anthropic = answer(
+        server.post("/v1/messages", {**asked, "messages": messages, "max_tokens": 20})
+    )["usage"]
+    from_cache = anthropic["cache_read_input_tokens"]
+    assert anthropic["input_tokens"] + from_cache == wanted["prompt_tokens"] and from_cache > 0
+    assert anthropic["output_tokens"] == wanted["completion_tokens"]
 
 
 def test_finish_reason_is_null_until_the_end(server: ServerProcess) -> None:

@@ -12,12 +12,14 @@ from tokenizers import Tokenizer
 
 from tests.cases.asking import (
     CHAT,
+    COMPLETIONS,
     Json,
     chat,
     chat_body,
     chat_chunks,
     choices_of,
     complete,
+    completion_body,
     completion_chunks,
     forced,
     refusal,
@@ -153,3 +155,11 @@ def test_special_tokens_among_the_likeliest(server: ServerProcess) -> None:
     scored = complete(server, prompt, echo=True, logprobs=20, max_tokens=0)["choices"][0]
     seen = {name for top in scored["logprobs"]["top_logprobs"][1:] for name in top}
     assert seen & set(SPECIAL_TOKENS)
+
+
+def test_none_are_computed_that_nobody_is_told(server: ServerProcess) -> None:
+    """vllm#3179: a field that an endpoint cannot answer is refused, rather than ignored."""
+    refusal(server.post(CHAT, chat_body(prompt_logprobs=1)), "prompt_logprobs")
+    for more in ({}, {"echo": True}, {"logprobs": 1}):
+        body = completion_body(prompt_logprobs=1, **more)
+        refusal(server.post(COMPLETIONS, body), "prompt_logprobs")
