@@ -206,6 +206,8 @@ class Scheduler:
             if budget == 0:
                 return
             budget -= self._add_chunk(row, budget, draft)
+        if not self._rows.free and self._preemption_threshold is None:
+            return
         for waiting in self.waiting.candidates():
             if budget == 0:
                 return

@@ -1,9 +1,12 @@
-"""Host time of one decode step: `plan` + encode + `commit`, without a device and without torch.
+"""Host time of one step: `plan` + encode + `commit`, without a device and without torch.
 
     python -m perf.bench_scheduler
 
 Each batch size runs decode steps of requests that neither start nor end; some rows cross
 a page boundary in every step, as in a live batch; medians and p99 over all steps.
+
+Then the same with a queue: 256 run while 10,000 wait and a million tokens are cached; requests end
+in some steps, and others take their place. Also without the queue, to compare with.
 """
 
 import time
@@ -16,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.cache_factory import build_prefix_cache
+from engine.config import SCHEDULE_POLICIES
 from engine.core import Engine, EngineFacts
 from engine.pages import PagePool
 from engine.request import Int32Array, Request, SamplingParams
@@ -98,11 +102,73 @@ def measure(batch: int, steps: int, overlap: bool) -> dict[str, Any]:
     }
 
 
+def measure_queue(policy: str, waiting: int, steps: int) -> dict[str, Any]:
+    """Times `steps` steps in which requests start and end while many wait."""
+    page_size, running, cached = 64, 256, 1_000_000
+    pages = 1 + (cached + running * 1024) // page_size
+    scheduler = Scheduler(
+        pool=PagePool(pages),
+        cache=build_prefix_cache("radix", page_size),
+        max_running=running,
+        max_model_len=4096,
+        prefill_budget=None,  # the executor knows no chunks
+        eos_ids=(2,),
+        vocab_size=0,
+        policy=policy,
+    )
+    engine = Engine(scheduler, EchoExecutor(pages, page_size), overlap=True, facts=FACTS)
+    rng = np.random.default_rng(0)
+    beginnings = [rng.integers(10, 1000, 512).astype(np.int32) for _ in range(100)]
+
+    def submit(number: int, new: int) -> None:
+        own = rng.integers(10, 1000, 64).astype(np.int32)
+        prompt = np.concatenate([beginnings[int(rng.integers(100))], own])
+        params = SamplingParams(
+            max_new_tokens=new, priority=number % 5, routing_key=f"{number % 7}"
+        )
+        engine.submit(Request(number, prompt, params, seed=number))
+
+    _fill_cache(scheduler, rng, cached)
+    for number in range(running):
+        submit(number, int(rng.integers(steps // 2, 2 * steps)))
+    while engine.stats().running < running:
+        engine.step()
+    for number in range(running, running + waiting):
+        submit(number, int(rng.integers(steps // 2, 2 * steps)))
+    times = np.empty(steps)
+    for index in range(steps):
+        begun = time.perf_counter()
+        engine.step()
+        times[index] = time.perf_counter() - begun
+    scheduler.check_integrity()
+    return {
+        "policy": policy,
+        "waiting": waiting,
+        "cached_tokens": scheduler.holdings.cache.cached_pages * page_size,
+        "started": waiting - engine.stats().waiting,
+        "median_ms": float(np.median(times) * 1e3),
+        "p90_ms": float(np.quantile(times, 0.9) * 1e3),
+        "mean_ms": float(times.mean() * 1e3),
+    }
+
+
+def _fill_cache(scheduler: Scheduler, rng: np.random.Generator, tokens: int) -> None:
+    """Puts prompts into the prefix cache that nobody asks for."""
+    cache, pool = scheduler.holdings.cache, scheduler.holdings.pool
+    while cache.cached_pages * cache.page_size < tokens:
+        prompt = rng.integers(10, 1000, 2048).astype(np.int32)
+        pages = pool.try_take(2048 // cache.page_size)
+        assert pages is not None
+        cache.insert("", prompt, pages)
+
+
 @click.command()
 @click.option("--steps", default=1000, help="Decode steps timed per batch size.")
 def main(steps: int) -> None:
     cells = [(b, overlap) for b in (16, 32, 64, 128, 256, 512, 1024) for overlap in (False, True)]
     rows = [measure(b, steps, overlap) for b, overlap in track(cells, "scheduler")]
+    queues = [measure_queue("fcfs", 0, steps)]
+    queues += [measure_queue(policy, 10_000, steps) for policy in track(SCHEDULE_POLICIES, "queue")]
     table = Table("running", "overlap", "median ms", "p99 ms", "budget ms", title="host per step")
     for row in rows:
         table.add_row(
@@ -113,7 +179,12 @@ def main(steps: int) -> None:
             "" if row["budget_ms"] is None else str(row["budget_ms"]),
         )
     Console().print(table)
-    print(save("bench_scheduler", {"steps": steps, "rows": rows}))
+    table = Table("policy", "waiting", "started", "median ms", "mean ms", "p90 ms", title="queues")
+    for row in queues:
+        times = [f"{row[name]:.3f}" for name in ("median_ms", "mean_ms", "p90_ms")]
+        table.add_row(row["policy"], str(row["waiting"]), str(row["started"]), *times)
+    Console().print(table)
+    print(save("bench_scheduler", {"steps": steps, "rows": rows, "queues": queues}))
 
 
 if __name__ == "__main__":
