@@ -87,6 +87,17 @@ def test_content_of_other_kinds_is_refused(tokenizer: Tokenizer, content: Any) -
     assert error.param.startswith("messages[1].content")
 
 
+def test_parts_are_read_without_the_get_that_is_slow_between_threads(tokenizer: Tokenizer) -> None:
+    class Part(dict[str, str]):
+        def get(self, *_: object) -> None:  # type: ignore[override]
+            raise AssertionError
+
+    parts = [Part(type="text", text="hel"), Part(type="text", text="lo")]
+    told = tokenizer.encode_prompt(chat({"role": "user", "content": parts}))
+    plain = tokenizer.encode_prompt(chat({"role": "user", "content": "hello"}))
+    assert told.tolist() == plain.tolist()
+
+
 def test_arguments_of_the_template(tmp_path: Path) -> None:
     template = "{{ messages[0].content }}{% if not enable_thinking %}, no thinking{% endif %}"
     tokenizer = Tokenizer.load(write_checkpoint(tmp_path, chat_template=template))
