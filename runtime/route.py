@@ -99,6 +99,11 @@ class Route:
             finish = merged.finish
             yield merged
 
+    def end(self) -> None:
+        """Ends the request where it still runs; its last delta then tells the handler."""
+        if self._on_abort is not None and not self.is_over:
+            self._on_abort(self)
+
     def abort(self) -> None:
         """Drops what is buffered and all that comes; ends the request where it still runs."""
         on_abort, self._on_abort = self._on_abort, None

@@ -39,6 +39,7 @@ class FakeGeneration:
         self.prompt_tokens = 5
         self.aborts = 0
         self.ended = False
+        self.end_wanted = False
         self.waiting = asyncio.Event()  # set while it waits at the gate
         self._script = script
         self._gate = gate
@@ -47,10 +48,15 @@ class FakeGeneration:
         for item in self._script:
             self.waiting.set()
             await self._gate.wait()
+            if self.end_wanted:
+                item = delta(finish=Finish.ABORT)
             if isinstance(item, Exception):
                 raise item
             self.ended = item.finish is not Finish.NONE
             yield item
+
+    def end(self) -> None:
+        self.end_wanted = True
 
     def abort(self) -> None:
         if not self.ended:

@@ -44,6 +44,12 @@ COMPLETIONS = Api(
 )
 MESSAGES = Api(anthropic.ID_PREFIX, anthropic.parse_message, MessageAnswer)
 RESPONSES = Api(responses.ID_PREFIX, responses.parse_response, ResponseAnswer, responses.RENAMED)
+APIS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    MESSAGES_PATH: MESSAGES,
+}
 
 
 def create_app(
@@ -59,10 +65,10 @@ def create_app(
         admin = admin_routes(control, running, settings.access, settings.body_timeout_s)
     openapi = OpenApi(service, settings.version)
     routes = [
-        Route("/v1/chat/completions", Endpoint(CHAT, service, settings), methods=["POST"]),
-        Route("/v1/completions", Endpoint(COMPLETIONS, service, settings), methods=["POST"]),
-        Route("/v1/responses", Endpoint(RESPONSES, service, settings), methods=["POST"]),
-        Route(MESSAGES_PATH, Endpoint(MESSAGES, service, settings), methods=["POST"]),
+        *(
+            Route(path, Endpoint(api, service, settings, running), methods=["POST"])
+            for path, api in APIS.items()
+        ),
         *token_routes(service, settings),
         *status_routes(service, settings.version),
         *admin,

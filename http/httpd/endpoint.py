@@ -16,8 +16,9 @@ from httpd.answer import Answer, Begun, Identity
 from httpd.body import parsed, read_body
 from httpd.call import Call
 from httpd.disconnect import until_disconnect
-from httpd.errors import internal_error, not_ready
+from httpd.errors import internal_error, invalid, not_ready
 from httpd.events import EventStream
+from httpd.running import Running
 from httpd.service import Generation, ModelCard, Rejected, Service, State
 from httpd.settings import HttpSettings
 from httpd.text import json_bytes
@@ -41,8 +42,11 @@ class Api:
 class Endpoint:
     """An ASGI app for one POST route. Owned by the HTTP loop."""
 
-    def __init__(self, api: Api, service: Service, settings: HttpSettings) -> None:
+    def __init__(
+        self, api: Api, service: Service, settings: HttpSettings, running: Running
+    ) -> None:
         self._api = api
+        self._running = running
         self._service = service
         self._settings = settings
         self._logged_names: set[str] = set()
@@ -62,6 +66,7 @@ class Endpoint:
         card = self._service.model()
         call = await parsed(self._api.parse, body, card)
         del body
+        self._check_size(call)
         self._log_unknown(call.unknown_fields)
         generations = await self._submit(call)
         telling, per_prompt = call.telling, len(call.params)
@@ -69,14 +74,25 @@ class Endpoint:
         try:
             identity = Identity.fresh(self._api.id_prefix, card, self._settings.version)
             answer = self._api.answer(Begun(identity, generations, per_prompt, telling))
-            if telling.stream:
-                await self._stream(answer, send)
-            else:
-                response = Response(json_bytes(await answer.whole()), media_type="application/json")
-                await response(scope, receive, send)
+            with self._running.entry(identity.id, lambda: _end(generations)):
+                if telling.stream:
+                    return await self._stream(answer, send)
+                whole = json_bytes(await answer.whole())
+            await Response(whole, media_type="application/json")(scope, receive, send)
         finally:
             for generation in generations:
                 generation.abort()
+
+    def _check_size(self, call: Call) -> None:
+        """Raises `Rejected` where a request asks for too many answers."""
+        choices, limit = len(call.prompts) * len(call.params), self._settings.max_choices
+        if choices > limit:
+            raise invalid(
+                f"Invalid 'n': {len(call.params)} for each of {len(call.prompts)} prompts are "
+                f"{choices} choices; the limit is {limit}.",
+                "n",
+                "integer_above_max_value",
+            )
 
     async def _submit(self, call: Call) -> list[Generation]:
         """A generation for each choice, in order. Raises `Rejected`; then none is left."""
@@ -121,3 +137,8 @@ class Endpoint:
             if name not in self._logged_names:
                 self._logged_names.add(name)
                 log.warning("requests name a field that is unknown and ignored: %s", name)
+
+
+def _end(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.end()

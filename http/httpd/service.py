@@ -87,6 +87,10 @@ class Generation(Protocol):
         """The client is gone: give its row and pages back. Does nothing once it has finished."""
         ...
 
+    def end(self) -> None:
+        """The server wants it ended: its last delta will say so. Does nothing once it has one."""
+        ...
+
 
 class Service(Protocol):
     """The server behind the routes."""

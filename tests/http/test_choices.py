@@ -12,9 +12,11 @@ from openai.lib.streaming._deltas import accumulate_delta
 
 from engine.grammar.spec import Choice, JsonObject, JsonSchema, Regex
 from engine.request import Delta, Finish, PromptText, ReasoningMarkers, TokenScore, TokenText
+from httpd.app import create_app
 from httpd.parsing.formats import Formats, ReasoningFormat, ToolsFormat
 from httpd.service import Constraint
 from tests.fakes_service import CARD, FakeService, delta
+from tests.http.conftest import SETTINGS
 
 pytestmark = pytest.mark.anyio
 
@@ -359,3 +361,16 @@ async def test_a_thinking_budget_reaches_the_engine(
 async def test_a_tool_choice_of_the_wrong_type(client: httpx.AsyncClient, choice: Any) -> None:
     error = (await chat(client, tools=TOOLS, tool_choice=choice)).json()["error"]
     assert (error["param"], error["code"]) == ("tool_choice", "invalid_type")
+
+
+async def test_choices_of_all_prompts_are_bounded(service: FakeService) -> None:
+    transport = httpx.ASGITransport(
+        create_app(service, dataclasses.replace(SETTINGS, max_choices=4))
+    )
+    async with httpx.AsyncClient(transport=transport, base_url="http://plait") as client:
+        assert (await complete(client, prompt=["a", "b"], n=2)).status_code == 200
+        refused = await complete(client, prompt=["a", "b"], n=3)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert "6 choices; the limit is 4" in refused.json()["error"]["message"]
+        assert (await chat(client, n=5)).status_code == 400
+    assert len(service.submissions) == 2

@@ -12,6 +12,7 @@ from httpd.app import CHAT as CHAT_API
 from httpd.app import create_app
 from httpd.call import Call, Telling
 from httpd.endpoint import Endpoint
+from httpd.running import Running
 from tests.fakes_service import FakeService
 from tests.http.asgi_client import AsgiClient
 from tests.http.conftest import SETTINGS
@@ -255,7 +256,9 @@ async def test_the_prompt_is_not_kept_while_the_answer_is_made(
         )
 
     service.produce.clear()
-    client = AsgiClient(Endpoint(replace(CHAT_API, parse=parse), service, SETTINGS), CHAT, {})
+    client = AsgiClient(
+        Endpoint(replace(CHAT_API, parse=parse), service, SETTINGS, Running()), CHAT, {}
+    )
     task = client.start()
     while not service.generations:
         await asyncio.sleep(0)

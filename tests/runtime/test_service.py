@@ -16,12 +16,14 @@ from runtime.inbox import Wakeup
 from runtime.latest import Latest
 from runtime.lifecycle import Failure, Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
+from runtime.queue_limit import QueueLimit
 from runtime.route import Route
 from runtime.service import ServiceRings, ThreadedService
 from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
 from tests.fakes_executor import FakeGrammar
 
 PARAMS = SamplingParams(max_new_tokens=8)
+MAX_QUEUED_TOKENS = 1000
 
 
 class Bench:
@@ -44,7 +46,9 @@ class Bench:
             self.aborts.sender,
             self.stats,
         )
-        self.service = ThreadedService(self.lifecycle, rings, max_requests)
+        self.service = ThreadedService(
+            self.lifecycle, rings, QueueLimit(max_requests, MAX_QUEUED_TOKENS)
+        )
 
     async def submit(self, text: str = "hi") -> asyncio.Task[Route]:
         """A submission under way."""
@@ -325,6 +329,18 @@ async def test_abort_all_tells_clients_and_waits_for_verdicts(bench: Bench) -> N
 
 
 @scenario
+async def test_an_end_at_the_servers_wish_is_told(bench: Bench) -> None:
+    route = await bench.accepted()
+    route.end()
+    route.end()
+    assert bench.aborts_sent() == [route.id]
+    bench.tell(delta(route.id, finish=Finish.ABORT))
+    assert (await collect(route))[-1].finish is Finish.ABORT
+    route.end()
+    assert bench.aborts_sent() == []
+
+
+@scenario
 async def test_fail_all_ends_every_route_without_other_threads(bench: Bench) -> None:
     route, pending = await bench.accepted(), await bench.submit()
     reading = asyncio.create_task(collect(route))
@@ -433,3 +449,22 @@ async def test_a_compiled_grammar_goes_along(bench: Bench) -> None:
     bench.accept(submissions[0].ids[0])
     (route,) = await task
     bench.tell(delta(route.id, "x", Finish.STOP))
+
+
+@scenario
+async def test_prompts_that_wait_are_bounded_by_their_tokens(bench: Bench) -> None:
+    """Guessed before they are tokenized; with their first token they wait no more."""
+    first = await bench.submit("x" * 3000)
+    (submission,) = bench.submitted()
+    with pytest.raises(Rejected, match="over the limit of 1000") as refusal:
+        await (await bench.submit("x" * 3000))
+    assert (refusal.value.status, refusal.value.retry_after_s) == (503, 1)
+    second = await bench.submit("x" * 400)
+    bench.accept(submission.ids[0])
+    route = await first
+    bench.tell(delta(route.id, "a"))
+    third = await bench.submit("x" * 3000)
+    bench.tell(delta(route.id, "", Finish.STOP))
+    for task, waiting in zip((second, third), bench.submitted(), strict=True):
+        bench.accept(waiting.ids[0])
+        bench.tell(delta((await task).id, "b", Finish.STOP))
