@@ -1,6 +1,6 @@
 """One real server for all cases: a random byte-level model, so that any text can be asked for.
 
-Its template has the markers of Qwen3: calls and reasoning are told apart from content.
+It is served as if it wrote calls and reasoning as Qwen3 does.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.cases.asking import CONTEXT
 from tests.checkpoints import CHAT_TEMPLATE, build_checkpoint, save_tokenizer
 from tests.server_process import ServerProcess, serving_model
 
-MARKERS = "{% if tools %}<tool_call>{{ tools | tojson }}</tool_call>{% endif %}{# <think> #}"
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def case_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cases") / "tiny"
     build_checkpoint(folder, max_position_embeddings=CONTEXT)
     save_tokenizer(folder)
-    (folder / "chat_template.jinja").write_text(MARKERS + CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TOOLS + CHAT_TEMPLATE)
     return folder
 
 
@@ -36,6 +36,7 @@ def backend(case_folder: Path) -> Tokenizer:
 def server(case_folder: Path) -> Iterator[ServerProcess]:
     """Few rows and short chunks; it must outlive every case without a word of complaint."""
     flags = "--page-size 16 --max-running 8 --max-kv-tokens 16384 --prefill-budget 64"
+    flags += " --tool-call-parser hermes --reasoning-parser qwen3"
     with serving_model(case_folder, *flags.split()) as server:
         yield server.ready()
         server.wait_at_rest()

@@ -4,13 +4,16 @@ Also tests/engine/test_text_decoder.py, which draws random ids of every family.
 """
 
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
+import tokenizers
 
 from engine.detokenizer import Detokenizer
 from engine.request import Finish, Request, SamplingParams, Started, StepOutput
 from engine.tokenizer import Tokenizer
+from runtime.setup.model import default_folder
 from tests.cases.asking import (
     chat,
     chat_chunks,
@@ -26,12 +29,26 @@ from tests.server_process import ServerProcess
 
 # What "写一首诗" and "今天天气如何？" were answered with, and what else takes several tokens.
 TEXTS = ("今天天气如何？", "写一首诗：床前明月光", "naïve 👩‍👩‍👧 ประเทศไทย")
-FAMILIES = ("byte_level", "tiktoken", "byte_fallback", "gemma")
+REAL = "SmolLM2"
+FAMILIES = (
+    *("byte_level", "tiktoken", "byte_fallback", "gemma"),
+    pytest.param(REAL, marks=pytest.mark.model),
+)
+
+
+@cache
+def backend_of(family: str) -> tokenizers.Tokenizer:
+    if family != REAL:
+        return shared(family)
+    file = default_folder() / "tokenizer.json"
+    if not file.is_file():
+        pytest.skip(f"{file} is not prepared: ./plait test does that")
+    return tokenizers.Tokenizer.from_file(str(file))
 
 
 def texts_by_id(family: str, ids: list[int]) -> list[str]:
     """What each id lets out."""
-    detokenizer = Detokenizer(Tokenizer(shared(family)))
+    detokenizer = Detokenizer(Tokenizer(backend_of(family)))
     request = Request(1, np.array([0], np.int32), SamplingParams(max_new_tokens=999), seed=0)
     started: tuple[Started, ...] = (Started(request, 0),)
     told = []
@@ -47,8 +64,8 @@ def texts_by_id(family: str, ids: list[int]) -> list[str]:
 
 def whole_characters(family: str, ids: list[int]) -> str:
     """The text of these ids up to the last character that is complete."""
-    tokenizer = shared(family)
-    if family in ("byte_level", "tiktoken"):
+    tokenizer = backend_of(family)
+    if family in ("byte_level", "tiktoken", REAL):
         return str(tokenizer.decode(ids)).rstrip("�")
     # Of a run of bytes with half a character in it, this decoder replaces all.
     raw = b""
@@ -63,7 +80,7 @@ def whole_characters(family: str, ids: list[int]) -> str:
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_deltas_are_the_decoding(family: str, text: str) -> None:
     """vllm#8627, TGI#333: each character whole, as soon as its last token has come."""
-    tokenizer = shared(family)
+    tokenizer = backend_of(family)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     told = texts_by_id(family, ids)
     assert "".join(told) == tokenizer.decode(ids)
@@ -78,7 +95,7 @@ def test_chunks_of_several_tokens_hold_back_the_last_character_alone(
     family: str, size: int
 ) -> None:
     """dynamo#12630: complete characters go out, though the chunk ends within another."""
-    tokenizer = shared(family)
+    tokenizer = backend_of(family)
     ids = tokenizer.encode("".join(TEXTS), add_special_tokens=False).ids
     told = texts_by_id(family, ids)
     for end in range(size, len(ids), size):

@@ -37,8 +37,9 @@ class ReasoningFormat(enum.StrEnum):
     NONE = "none"
 
 
-TOOLS_CHOICES = (AUTO, *ToolsFormat)
-REASONING_CHOICES = (AUTO, *ReasoningFormat)
+# Plain texts: click would offer an enum's members in capitals.
+TOOLS_CHOICES = (AUTO, *(each.value for each in ToolsFormat))
+REASONING_CHOICES = (AUTO, *(each.value for each in ReasoningFormat))
 
 _CALL_FORMATS = {
     ToolsFormat.HERMES: HERMES,
