@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from httpd.service import Rejected
 
+_CHARS_A_TOKEN: Final = 4  # of English prose
 _RECENT: Final = 64  # prompts that the rate is taken from
 _MAX_RETRY_S: Final = 60  # a client's own patience; openai-python believes up to 120
 
@@ -100,6 +102,17 @@ class Place:
         if self._requests == 0 and self._waits:
             self._waits = False
             self._limit.tokens -= self._tokens
+
+
+def guessed_tokens(prompt: Prompt) -> int:
+    """About as many as the prompt has, before it is tokenized; never none."""
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text):
+            return 1 + len(text) // _CHARS_A_TOKEN
+        case ChatPrompt(messages):
+            return 1 + sum(len(str(each.get("content"))) for each in messages) // _CHARS_A_TOKEN
 
 
 def _full(message: str, retry_after_s: int) -> Rejected:

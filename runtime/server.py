@@ -29,6 +29,7 @@ from runtime.inbox import Inbox
 from runtime.lifecycle import Lifecycle
 from runtime.messages import ModelFacts
 from runtime.monitor import Watchdog, all_stacks
+from runtime.queue_limit import QueueLimit
 from runtime.rings import Rings
 from runtime.service import ThreadedService
 from runtime.tokenizer_pool import TokenizerLoop
@@ -95,7 +96,11 @@ class Server:
             cors_origins=config.cors_origins,
             access=config.access,
         )
-        service = ThreadedService(self._lifecycle, rings.of_service(), config.max_requests)
+        service = ThreadedService(
+            self._lifecycle,
+            rings.of_service(),
+            QueueLimit(config.max_requests, config.max_queued_tokens),
+        )
         control = ServerControl(self._lifecycle, rings.of_control(), service)
         return HttpLoop(
             create_app(service, settings, control),

@@ -2,7 +2,7 @@
 
 Rules
 - A route exists before its request is sent on, and until its request is over: refused, or accepted
-  and finished. The routes alive are thus all requests anywhere in the server, and `max_requests`
+  and finished. The routes alive are thus all requests anywhere in the server, and the queue limit
   bounds them, every buffer that holds one entry a request, and the memory of them all.
 - An abort is sent once, and only after the acceptance was seen (see engine_thread.py).
 
@@ -28,6 +28,7 @@ from runtime.gil import is_gil_enabled
 from runtime.latest import Latest
 from runtime.lifecycle import Codec, Lifecycle
 from runtime.messages import Accepted, Submission, Verdict
+from runtime.queue_limit import Place, QueueLimit, guessed_tokens
 from runtime.route import Route
 from runtime.text_jobs import TextJobs
 
@@ -48,11 +49,12 @@ class ServiceRings:
 class ThreadedService:
     """`httpd.service.Service` over threads. Owned by the HTTP loop."""
 
-    def __init__(self, lifecycle: Lifecycle, rings: ServiceRings, max_requests: int) -> None:
+    def __init__(self, lifecycle: Lifecycle, rings: ServiceRings, limit: QueueLimit) -> None:
         self._lifecycle = lifecycle
         self._rings = rings
-        self._max_requests = max_requests
+        self._limit = limit
         self._routes: dict[int, Route] = {}
+        self._places: dict[int, Place] = {}  # of each route, in what the limit bounds
         self._ids = itertools.count(1)
         self._encoding = [0] * len(rings.submissions)  # submissions at each tokenizer thread
         self._text_jobs = TextJobs()
@@ -94,7 +96,7 @@ class ThreadedService:
         namespace: str = "",
     ) -> tuple[Route, ...]:
         grammar = None if constraint is None else await self._compile(constraint)
-        routes = self._open(len(params))
+        routes = self._open(prompt, len(params))
         ids = tuple(route.id for route in routes)
         submission = Submission(
             ids, prompt, params, max_tokens_given, time.monotonic(), grammar, namespace
@@ -144,16 +146,15 @@ class ThreadedService:
                 param=constraint.param, code="invalid_grammar",
             ) from None  # fmt: skip
 
-    def _open(self, count: int) -> tuple[Route, ...]:
+    def _open(self, prompt: Prompt, count: int) -> tuple[Route, ...]:
         state = self._lifecycle.state
         if state is not State.READY:
             message = f"The server is {state.value}; it does not take requests now."
             raise Rejected(503, message, code=state.value)
-        if len(self._routes) + count > self._max_requests:
-            message = f"The server has {self._max_requests} requests, which is its limit."
-            raise Rejected(503, message, code="queue_full", retry_after_s=1)
+        place = self._limit.admit(guessed_tokens(prompt), count)
         routes = tuple(Route(next(self._ids), self._abort) for _ in range(count))
         self._routes.update((route.id, route) for route in routes)
+        self._places.update((route.id, place) for route in routes)
         self._none_left.clear()
         return routes
 
@@ -176,6 +177,7 @@ class ThreadedService:
             if route is None:
                 continue  # it ended with the server: see fail_all
             if isinstance(verdict, Accepted):
+                self._places[route.id].settle(verdict.prompt_tokens)
                 route.accept(verdict.prompt_tokens)
                 if route.abort_wanted and not route.finished:
                     self._send(self._rings.aborts, route.id)
@@ -190,12 +192,14 @@ class ThreadedService:
     def _on_delta(self, delta: Delta) -> None:
         route = self._routes.get(delta.request_id)
         if route is not None:
+            self._places[route.id].begin()
             route.add(delta)
             self._drop_if_over(route)
 
     def _drop_if_over(self, route: Route) -> None:
         if route.is_over:
             del self._routes[route.id]
+            self._places.pop(route.id).end()
             if not self._routes:
                 self._none_left.set()
 
@@ -238,6 +242,7 @@ class ThreadedService:
             route.add(_error(route.id, message))
             route.refuse(Rejected(503, message, code="failed"))
         self._routes.clear()
+        self._places.clear()
         self._none_left.set()
 
 

@@ -11,6 +11,7 @@ from httpd.service import Rejected
 from runtime.control import COMMANDS, ServerControl
 from runtime.inbox import LoopInbox
 from runtime.lifecycle import Failure
+from runtime.queue_limit import QueueLimit
 from runtime.service import ThreadedService
 from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
 from tests.runtime.test_threads import Threads
@@ -26,7 +27,9 @@ def threads() -> Iterator[Threads]:
 
 
 def control_of(threads: Threads) -> ServerControl:
-    service = ThreadedService(threads.lifecycle, threads.rings.of_service(), threads.max_requests)
+    service = ThreadedService(
+        threads.lifecycle, threads.rings.of_service(), QueueLimit(threads.max_requests, 1 << 20)
+    )
     return ServerControl(threads.lifecycle, threads.rings.of_control(), service)
 
 
@@ -100,7 +103,7 @@ def test_abort_all_ends_every_request_and_tells_its_client(threads: Threads) -> 
 
     async def main() -> list[Finish]:
         service = ThreadedService(
-            threads.lifecycle, threads.rings.of_service(), threads.max_requests
+            threads.lifecycle, threads.rings.of_service(), QueueLimit(threads.max_requests, 1 << 20)
         )
         control = ServerControl(threads.lifecycle, threads.rings.of_control(), service)
         inbox = LoopInbox(threads.rings.of_http(), service.take_all)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from runtime.inbox import LoopInbox
 from runtime.lifecycle import Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.monitor import Watchdog
+from runtime.queue_limit import QueueLimit
 from runtime.rings import Rings
 from runtime.service import ThreadedService
 from runtime.tokenizer_pool import TokenizerLoop
@@ -205,6 +207,19 @@ def test_a_request_that_the_engine_refuses_gets_an_error() -> None:
     assert output.finishes.tolist() == [Finish.ERROR] and output.token_ids.tolist() == [-1]
 
 
+def test_the_engine_hears_the_time_now_and_then_while_it_works() -> None:
+    threads = Threads()
+    begun_s = time.monotonic()
+    threads.rings.requests[0].sender.try_push(request(1, 65, tokens=10**9))
+    threads.start(engine=threads.engine_loop().run)
+    while len(threads.engine.expiries) < 3:
+        assert threads.lifecycle.failure is None
+        threads.rings.outputs.receiver.pop_all()
+    threads.close()
+    told = threads.engine.expiries
+    assert begun_s <= told[0] <= told[1] - 0.1 <= told[2] - 0.2 <= time.monotonic()
+
+
 def test_a_slow_detokenizer_holds_the_engine_back_but_not_its_pulse() -> None:
     threads = Threads()
     threads.rings.requests[0].sender.try_push(request(1, 65, tokens=10**9))
@@ -369,7 +384,9 @@ async def ask(service: ThreadedService, text: str, tokens: int, patience: int) -
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     threads = Threads(max_running=20, max_queued=10)
     threads.start_all()
-    service = ThreadedService(threads.lifecycle, threads.rings.of_service(), threads.max_requests)
+    service = ThreadedService(
+        threads.lifecycle, threads.rings.of_service(), QueueLimit(threads.max_requests, 1 << 20)
+    )
     ends: list[str] = []
 
     async def main() -> None:
