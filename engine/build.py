@@ -21,6 +21,7 @@ from engine.model_config import ModelConfig, read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.scheduler import Scheduler
+from engine.timeouts import Timeouts
 from engine.weights import Progress, no_progress
 
 CPU_POOL_LIMIT_BYTES: Final = 4 << 30  # a CPU computes too slowly to fill more
@@ -66,6 +67,7 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         vocab_size=model.config.vocab_size,
         policy=config.schedule_policy,
         preemption_threshold=config.preemption_threshold,
+        timeouts=Timeouts(config.queue_timeout_s, config.running_timeout_s),
         seed=config.seed,
     )
     # The CPU executor computes inside `launch`: planning ahead would only make tokens late.

@@ -34,6 +34,8 @@ class EngineConfig:
     seed: int = 0  # of dummy weights, and of a random order
     schedule_policy: str = "fcfs"
     preemption_threshold: int | None = None  # levels of priority; None: no request takes another's
+    queue_timeout_s: float | None = None  # a request's age before it starts; None: any
+    running_timeout_s: float | None = None  # its age once it has started; None: any
 
     def __post_init__(self) -> None:
         self._within("page_size", self.page_size, 1, 256)
@@ -52,6 +54,9 @@ class EngineConfig:
                 f"schedule_policy is {self.schedule_policy!r}; it must be one of "
                 f"{', '.join(SCHEDULE_POLICIES)}"
             )
+        for name in ("queue_timeout_s", "running_timeout_s"):
+            if getattr(self, name) is not None:
+                self._within(name, getattr(self, name), 0.1, 604_800)
         if self.preemption_threshold is not None:
             self._within("preemption_threshold", self.preemption_threshold, 1, 1000)
             if self.schedule_policy != "priority":
@@ -67,6 +72,6 @@ class EngineConfig:
             raise ValueError(f"load_format is {self.load_format!r}; it must be auto or dummy")
 
     @staticmethod
-    def _within(name: str, value: int, low: int, high: int) -> None:
+    def _within(name: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
             raise ValueError(f"{name} is {value}; it must be between {low} and {high}")

@@ -72,6 +72,10 @@ class Engine:
         """A stop string was found in the text: end it. Whoever found it tells the client."""
         self._scheduler.end(request_id, Finish.STOP)
 
+    def expire(self, now_s: float) -> None:
+        """Ends requests that have become too old at `now_s`; the next output says so."""
+        self._scheduler.expire(now_s)
+
     def flush_cache(self) -> int:
         """Frees the pages that only the prefix cache holds; how many those were."""
         return self._scheduler.holdings.flush_cache()

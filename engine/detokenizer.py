@@ -88,7 +88,7 @@ class Detokenizer:
                     del self._responses[request_id]
                     if not finish:
                         stop_matched.append(request_id)
-            elif finish in (Finish.ABORT, Finish.ERROR):
+            elif finish in (Finish.ABORT, Finish.ERROR, Finish.TIMEOUT):
                 deltas.append(_bare_end(request_id, _FINISHES[finish], errors.get(request_id)))
         return StepText(tuple(deltas), tuple(stop_matched))
 

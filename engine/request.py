@@ -32,6 +32,7 @@ class Finish(enum.IntEnum):
     LENGTH = 2  # max_new_tokens or the context is used up
     ABORT = 3  # the client left, or an operator asked for it
     ERROR = 4  # this request alone could not be served
+    TIMEOUT = 5  # it waited or ran for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ class StepOutput:
     token_ids: Int32Array
     finishes: NDArray[np.uint8]
     started: tuple[Started, ...] = ()
-    errors: tuple[tuple[int, str], ...] = ()  # (request id, message) for each Finish.ERROR
+    errors: tuple[tuple[int, str], ...] = ()  # (request id, message) of each ERROR and TIMEOUT
     logprobs: tuple[tuple[int, Logprobs], ...] = ()  # (request id, of its one token), where asked
 
 

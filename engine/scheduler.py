@@ -27,6 +27,7 @@ from engine.prefix_cache import PrefixCache
 from engine.request import Finish, Int32Array, Logprobs, Request, Started, StepOutput
 from engine.retraction import first_to_go, preemptible, retractable
 from engine.rows import RowState
+from engine.timeouts import NO_TIMEOUTS, Timeouts
 from engine.waiting import OVERTAKINGS, Waiting, WaitingQueue
 
 NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
@@ -49,6 +50,7 @@ class Scheduler:
         policy: str = "fcfs",
         preemption_threshold: int | None = None,
         overtakings: int = OVERTAKINGS,
+        timeouts: Timeouts = NO_TIMEOUTS,
         seed: int = 0,
     ) -> None:
         """
@@ -73,6 +75,7 @@ class Scheduler:
         self.constraints = Constraints(self._rows, vocab_size)
         self.waiting = WaitingQueue(build_policy(policy, self.holdings, seed), overtakings)
         self._preemption_threshold = preemption_threshold
+        self._timeouts = timeouts
         self._blocked: Waiting | None = None  # there was no room for it in the last plan
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED
@@ -107,9 +110,9 @@ class Scheduler:
     def end(self, request_id: int, finish: Finish, error: str | None = None) -> bool:
         """Ends a request in any phase; False where it is not, or no longer, known.
 
-        error  what to tell the client, with Finish.ERROR
+        error  what to tell the client, with Finish.ERROR and Finish.TIMEOUT
         """
-        assert (error is not None) == (finish is Finish.ERROR)
+        assert (error is not None) == (finish in (Finish.ERROR, Finish.TIMEOUT))
         if self.waiting.remove(request_id) is None:
             row = self.holdings.row_of.get(request_id)
             if row is None:
@@ -118,6 +121,11 @@ class Scheduler:
             self.holdings.release(self._completed_step)
         self._ended.append((request_id, finish, error))
         return True
+
+    def expire(self, now_s: float) -> None:
+        """Ends what has become too old at this time, on the clock of `Request.arrived_s`."""
+        for request_id, message in self._timeouts.expired(now_s, self.waiting, self._rows):
+            self.end(request_id, Finish.TIMEOUT, message)
 
     @property
     def has_work(self) -> bool:

@@ -82,6 +82,11 @@ class WaitingQueue:
         """In the order of the queue."""
         return (self._entries[request_id][0] for _, _, request_id in self._by_key)
 
+    @property
+    def oldest(self) -> Waiting:
+        """Who came first of all that wait; somebody must."""
+        return self._entries[self._by_age[0][1]][0]
+
     def add(self, request: Request) -> None:
         assert request.id not in self._entries
         self._arrivals += 1
@@ -102,7 +107,7 @@ class WaitingQueue:
         """
         first = list(islice(self, CANDIDATES))
         for waiting in self._policy.ranked(first) if first else ():
-            while self._by_age and self.is_due(oldest := self._oldest()):
+            while self._by_age and self.is_due(oldest := self.oldest):
                 yield oldest
                 assert oldest.request.id not in self, "it was passed over once too often"
             if waiting.request.id in self._entries:
@@ -130,9 +135,6 @@ class WaitingQueue:
         oldest = self._by_age[0][0] if self._by_age else self._arrivals
         del self._overtakers[: bisect_right(self._overtakers, oldest)]
         return waiting
-
-    def _oldest(self) -> Waiting:
-        return self._entries[self._by_age[0][1]][0]
 
     def _put(self, waiting: Waiting) -> None:
         key, order, request_id = self._policy.key(waiting), waiting.order, waiting.request.id

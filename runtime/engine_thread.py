@@ -50,6 +50,8 @@ class ServedEngine(Protocol):
 
     def stop_matched(self, request_id: int) -> None: ...
 
+    def expire(self, now_s: float) -> None: ...
+
     def flush_cache(self) -> int: ...
 
     def step(self) -> StepOutput | None: ...
@@ -151,8 +153,10 @@ class EngineLoop:
         output = engine.step()
         if output is not None:
             pulse.push(self._rings.outputs, output)
-        if time.monotonic() - self._told_stats_s >= _STATS_EVERY_S:
+        now_s = time.monotonic()
+        if now_s - self._told_stats_s >= _STATS_EVERY_S:
             self._tell_stats(engine)
+            engine.expire(now_s)
 
     def _tell_stats(self, engine: ServedEngine) -> None:
         self._rings.stats.value = engine.stats()

@@ -128,6 +128,9 @@ _PATH: Final = click.Path(path_type=Path)
 @_option("--access-log/--no-access-log", "A line for each request.")
 @_option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
          type=float)  # fmt: skip
+@_option("--queue-timeout-s", "Age of a request that has not started, before it gets a 503; "
+         "without it, no limit.", type=float)  # fmt: skip
+@_option("--running-timeout-s", "Likewise of one that has started, from its arrival.", type=float)
 @_option("--stall-timeout-s", "Time for a client to take what is sent, before it is cut.",
          type=float)  # fmt: skip
 @_option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)

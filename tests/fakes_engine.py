@@ -113,6 +113,7 @@ class FakeEngine:
     before_step: Callable[[], None] = lambda: None
     closed: bool = False
     cached_pages: int = 7
+    expiries: list[float] = field(default_factory=list)  # times at which it was asked to
     _ended: list[tuple[int, Finish]] = field(default_factory=list)
 
     @property
@@ -132,6 +133,9 @@ class FakeEngine:
     def stop_matched(self, request_id: int) -> None:
         self.stopped.append(request_id)
         self.running.pop(request_id, None)
+
+    def expire(self, now_s: float) -> None:
+        self.expiries.append(now_s)
 
     def flush_cache(self) -> int:
         freed, self.cached_pages = self.cached_pages, 0
@@ -214,7 +218,7 @@ class FakeTextMaker:
             output.request_ids.tolist(), output.token_ids.tolist(), output.finishes.tolist(),
             strict=True,
         ):  # fmt: skip
-            if finish in (Finish.ABORT, Finish.ERROR):
+            if finish in (Finish.ABORT, Finish.ERROR, Finish.TIMEOUT):
                 error = errors.get(request_id)
                 deltas.append(Delta(request_id, "", (), Finish(finish), 0, 0, error=error))
             if token < 0 or request_id not in self._made:

@@ -70,6 +70,9 @@ class End:
         if delta.finish is Finish.ABORT:
             message = "The server ended this request before it was complete."
             raise Rejected(503, message, type="server_error", code="aborted")
+        if delta.finish is Finish.TIMEOUT:
+            message = delta.error or "The request took too long."
+            raise Rejected(503, message, type="server_error", code="timeout")
         if delta.finish is Finish.ERROR:
             if delta.error is None:
                 raise internal_error()

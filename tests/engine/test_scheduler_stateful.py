@@ -15,6 +15,7 @@ from engine.config import SCHEDULE_POLICIES
 from engine.pages import PagePool
 from engine.request import Finish, Request, SamplingParams, Started, StepOutput
 from engine.scheduler import Scheduler
+from engine.timeouts import Timeouts
 from tests.fakes_executor import (
     VOCAB,
     FakeExecutor,
@@ -25,6 +26,7 @@ from tests.fakes_executor import (
 
 EOS = 5
 MAX_MODEL_LEN = 48
+QUEUE_TIMEOUT, RUNNING_TIMEOUT = 5, 9  # a request comes each second
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -67,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             policy=policy[0],
             preemption_threshold=policy[1],
+            timeouts=Timeouts(queue_s=QUEUE_TIMEOUT, running_s=RUNNING_TIMEOUT),
             overtakings=overtakings,
         )
         self.engine = fake_engine(self.scheduler, self.executor, overlap=overlap)
@@ -76,6 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.logprobs: dict[int, list[float]] = defaultdict(list)
         self.started: set[int] = set()
         self.aborted: set[int] = set()
+        self.latest_expiry = 0
         self.overtakings = overtakings
         self.overtaken: dict[int, int] = {}  # of each that waits
 
@@ -112,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         grammar = None if modulus is None else FakeGrammar(modulus)
         request = Request(
             number, np.array(prompt, np.int32), params, seed=1, namespace=namespace,
-            grammar=grammar,
+            grammar=grammar, arrived_s=number,
         )  # fmt: skip
         self.engine.submit(request)
         self.requests[number] = request
@@ -124,6 +128,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(alive))
         self.aborted.add(number)
         self.engine.abort(number)
+
+    @precondition(lambda self: len(self.requests) > len(self.finishes))
+    @rule(seconds=st.integers(0, 4))
+    def expire(self, seconds: int) -> None:
+        """Ends those, and only those, that are too old: by whether they have ever started."""
+        now = len(self.requests) + seconds
+        self.engine.expire(now)
+        waiting = {each.request.id: each for each in self.scheduler.waiting}
+        running = set(self.scheduler.holdings.row_of)
+        retracted = {number for number, each in waiting.items() if each.retracted}
+        assert all(now - number < RUNNING_TIMEOUT for number in running | retracted)
+        assert all(now - number < QUEUE_TIMEOUT for number in set(waiting) - retracted)
+        self.latest_expiry = max(self.latest_expiry, now)
+        self.scheduler.check_integrity()
 
     @rule()
     def flush(self) -> None:
@@ -212,8 +230,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         got = self.outputs[number]
         told = self.logprobs[number]
         assert told == ([] if params.logprobs is None else [-token for token in got])
-        if self.finishes[number] == Finish.ABORT:
-            assert number in self.aborted
+        if self.finishes[number] in (Finish.ABORT, Finish.TIMEOUT):
+            if self.finishes[number] == Finish.ABORT:
+                assert number in self.aborted
+            else:
+                assert self.latest_expiry - number >= min(QUEUE_TIMEOUT, RUNNING_TIMEOUT)
             assert got == whole[: len(got)]
         else:
             assert got == whole

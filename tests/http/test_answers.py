@@ -273,6 +273,7 @@ async def test_refusal_by_the_service_comes_before_the_stream(
     [
         (delta(finish=Finish.ERROR, error="out of pages"), 500, "generation_failed"),
         (delta(finish=Finish.ABORT), 503, "aborted"),
+        (delta(finish=Finish.TIMEOUT, error="too late"), 503, "timeout"),
         (RuntimeError("secret at 0x7f00"), 500, "internal_error"),
     ],
 )
