@@ -52,7 +52,7 @@ class Conversation:
 
 def check_name(card: ModelCard, model: str | None) -> None:
     """Raises `Rejected` (404) where `model` is given and is not `card`."""
-    if model not in (card.id, None):
+    if model is not None and model != card.id:
         raise unknown_model(model)
 
 

@@ -178,7 +178,7 @@ def _body_schemas(model: str | None) -> dict[str, Schema]:
 
 def _body_schema(kind: type[Body], model: str | None, schemas: dict[str, Schema]) -> Schema:
     """The schema of a body; what it refers to goes to `schemas`."""
-    schema = _plain(kind.model_json_schema(ref_template="#/components/schemas/{model}"))
+    schema: Schema = _plain(kind.model_json_schema(ref_template="#/components/schemas/{model}"))
     for name, inner in schema.pop("$defs", {}).items():
         schemas[name] = inner
     properties, required = schema["properties"], schema.get("required", [])
