@@ -25,6 +25,9 @@ from httpd.text import json_bytes
 
 log = logging.getLogger(__name__)
 
+# Log-probabilities of prompts in one answer: 15 MB of JSON, and a second of the loop.
+MAX_PROMPT_SCORES = 1 << 20
+
 MAX_LOGGED_NAMES = 100  # unknown fields; more would be an attack on the log
 
 
@@ -106,7 +109,9 @@ class Endpoint:
             for prompt in call.prompts
         ]  # fmt: skip
         try:
-            return [each for generations in await asyncio.gather(*asked) for each in generations]
+            made = [each for generations in await asyncio.gather(*asked) for each in generations]
+            _check_scores(call, made)
+            return made
         except BaseException as error:
             if isinstance(error, Rejected) and error.param is not None:
                 error.param = self._api.renamed.get(error.param, error.param)
@@ -137,6 +142,22 @@ class Endpoint:
             if name not in self._logged_names:
                 self._logged_names.add(name)
                 log.warning("requests name a field that is unknown and ignored: %s", name)
+
+
+def _check_scores(call: Call, generations: Sequence[Generation]) -> None:
+    """Raises `Rejected` where the prompts' log-probabilities would be too many."""
+    top = call.params[0].prompt_logprobs
+    if top is None:
+        return
+    tokens = sum(generation.prompt_tokens for generation in generations)
+    if tokens * (1 + top) > MAX_PROMPT_SCORES:
+        raise invalid(
+            f"Invalid 'logprobs': {top} beside each of {tokens} echoed tokens are "
+            f"{tokens * (1 + top)} log-probabilities; the limit is {MAX_PROMPT_SCORES}. Send fewer "
+            "prompts at a time, or a lower 'n' or 'logprobs'.",
+            "logprobs",
+            "integer_above_max_value",
+        )
 
 
 def _end(generations: Sequence[Generation]) -> None:

@@ -12,6 +12,7 @@ from openai.lib.streaming._deltas import accumulate_delta
 
 from engine.grammar.spec import Choice, JsonObject, JsonSchema, Regex
 from engine.request import Delta, Finish, PromptText, ReasoningMarkers, TokenScore, TokenText
+from httpd import endpoint
 from httpd.app import create_app
 from httpd.parsing.formats import Formats, ReasoningFormat, ToolsFormat
 from httpd.service import Constraint
@@ -232,6 +233,22 @@ async def test_scoring_alone(client: httpx.AsyncClient, service: FakeService) ->
     assert choice["logprobs"]["top_logprobs"] == [None, None]
     assert service.submissions[0].params.max_new_tokens == 0
     assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_scores_of_prompts_are_bounded(
+    client: httpx.AsyncClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "MAX_PROMPT_SCORES", 3 * 4 * 5)  # the fake's prompts have 5
+    asked = {"prompt": ["a", "b", "c"], "echo": True, "logprobs": 3, "max_tokens": 1}
+    assert (await complete(client, **asked)).status_code == 200
+    refused = await complete(client, **asked, n=2)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "logprobs" and "30 echoed tokens" in error["message"]
+    assert "the limit is 60" in error["message"]
+    assert [each.aborts for each in service.generations] == [0] * 3 + [1] * 6
+    unscored = {**asked, "logprobs": None, "n": 2}
+    assert (await complete(client, **unscored)).status_code == 200
 
 
 # Reasoning and tool calls
