@@ -111,6 +111,9 @@ class ReplayEngine:
 class NoGrammars:
     """Satisfies runtime.lifecycle.GrammarSource."""
 
+    def try_known(self, spec: GrammarSpec) -> None:
+        """Nothing is kept."""
+
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         raise GrammarError("a replayed text is in no grammar")
 

@@ -37,6 +37,13 @@ class Failure:
 class GrammarSource(Protocol):
     """What is asked of `engine.grammar.compiler.GrammarCompiler`. Safe from any thread."""
 
+    def try_known(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """What `compile` gives, where it would take no time; None where it would.
+
+        Raises `engine.grammar.spec.GrammarError`.
+        """
+        ...
+
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """May take seconds. Raises `engine.grammar.spec.GrammarError`."""
         ...

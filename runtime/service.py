@@ -25,6 +25,7 @@ from engine.request import CompiledGrammar, Delta, Finish, Prompt, SamplingParam
 from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
 from runtime.channel import Receiver, Sender
 from runtime.gil import is_gil_enabled
+from runtime.grammar_jobs import GrammarJobs
 from runtime.latest import Latest
 from runtime.lifecycle import Codec, Lifecycle
 from runtime.messages import Accepted, Submission, Verdict
@@ -58,6 +59,7 @@ class ThreadedService:
         self._ids = itertools.count(1)
         self._encoding = [0] * len(rings.submissions)  # submissions at each tokenizer thread
         self._text_jobs = TextJobs()
+        self._grammar_jobs = GrammarJobs()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -133,11 +135,11 @@ class ThreadedService:
         return codec
 
     async def _compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Raises `Rejected`. On a thread of its own: a hostile grammar takes seconds."""
+        """Raises `Rejected`."""
         compiler = self._lifecycle.grammars
         assert compiler is not None, "grammars are compiled once the server is ready"
         try:
-            return await asyncio.to_thread(compiler.compile, constraint.spec)
+            return await self._grammar_jobs.compile(compiler, constraint.spec)
         except GrammarError as error:
             if error.transient:
                 raise Rejected(503, error.message, code="busy", retry_after_s=1) from None

@@ -46,13 +46,19 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The compiled grammar, or GrammarError with the reason."""
+        known = self.try_known(spec)
+        if known is not None:
+            return known
+        found = self._found_out(spec)
+        self._cache.put(spec, found)
+        return _given(found)
+
+    def try_known(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """As `compile`, where the answer is kept; None where it is not."""
         known = self._cache.get(spec)
         if known is None or (isinstance(known, CompiledGrammar) and known.spoiled):
-            known = self._found_out(spec)
-            self._cache.put(spec, known)
-        if isinstance(known, str):
-            raise GrammarError(known)
-        return known
+            return None
+        return _given(known)
 
     def close(self) -> None:
         """Ends the process that tries grammars. Compiled grammars and matchers stay usable."""
@@ -113,6 +119,12 @@ class _Cache:
         answer = self._entries.pop(spec, None)
         if answer is not None:
             self._bytes -= _weight(spec, answer)
+
+
+def _given(answer: CompiledGrammar | str) -> CompiledGrammar:
+    if isinstance(answer, str):
+        raise GrammarError(answer)
+    return answer
 
 
 def _weight(spec: GrammarSpec, answer: CompiledGrammar | str) -> int:

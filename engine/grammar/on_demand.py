@@ -16,7 +16,13 @@ class GrammarsOnDemand:
         """make  may raise ModelError: the tokenizer suits no grammars"""
         self._make = make
         self._lock = threading.Lock()
-        self._made: GrammarCompiler | ModelError | None = None  # guarded by _lock
+        # Written under _lock, once. Read without it where nobody may wait for it to be made.
+        self._made: GrammarCompiler | ModelError | None = None
+
+    def try_known(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """As `compile`, where the answer is kept; None where it is not."""
+        made = self._made
+        return made.try_known(spec) if isinstance(made, GrammarCompiler) else None
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The compiled grammar, or GrammarError with the reason."""

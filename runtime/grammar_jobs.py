@@ -1,0 +1,47 @@
+"""Grammars for the HTTP loop: those that are known at once, others compiled on few threads.
+
+Rules
+- A grammar takes seconds at worst, and the loop's threads are for large bodies and texts too. So
+  only `THREADS` of them compile, and what waits for its turn waits without one.
+- A client that leaves frees no thread: its grammar is compiled to the end, and so keeps its turn.
+
+Knows no HTTP.
+"""
+
+import asyncio
+from typing import Final
+
+from engine.grammar.spec import GrammarError, GrammarSpec
+from engine.request import CompiledGrammar
+from runtime.lifecycle import GrammarSource
+
+THREADS: Final = 2  # of which one tries a grammar, and the other compiles what has passed
+WAIT_S: Final = 20.0  # for a turn
+
+
+class GrammarJobs:
+    """Grammars under way. Owned by the HTTP loop."""
+
+    def __init__(self, wait_s: float = WAIT_S) -> None:
+        self._turns = asyncio.Semaphore(THREADS)
+        self._wait_s = wait_s
+
+    async def compile(self, source: GrammarSource, spec: GrammarSpec) -> CompiledGrammar:
+        """What `source.compile` gives; raises GrammarError as it does, or where too many wait."""
+        known = source.try_known(spec)
+        if known is not None:
+            return known
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            message = "too many grammars are being tried; try again"
+            raise GrammarError(message, transient=True) from None
+        job = asyncio.ensure_future(asyncio.to_thread(source.compile, spec))
+        job.add_done_callback(self._end_turn)
+        return await asyncio.shield(job)
+
+    def _end_turn(self, job: "asyncio.Future[CompiledGrammar]") -> None:
+        self._turns.release()
+        if not job.cancelled():
+            job.exception()  # seen, though its client may have left
