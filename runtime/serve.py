@@ -200,8 +200,6 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
         report.finish()
         show_ready(config, facts, address)
 
-    print(f"plait: loading {config.model_name}; {address}/health tells when it is ready",
-          file=sys.stderr, flush=True)  # fmt: skip
     server = Server(
         config, listening, load, version=plait_version(), progress=report, on_ready=on_ready
     )
@@ -211,6 +209,8 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    print(f"plait: loading {config.model_name}; {address}/health tells when it is ready",
+          file=sys.stderr, flush=True)  # fmt: skip
     outcome = server.run()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server_process import SOON_S, ServerProcess, serving_model, serving_module
+from tests.server_process import SOON_S, ServerProcess, serving, serving_model, serving_module
 
 TEXT = "/v1/completions"
 TLS = Path(__file__).parents[1] / "runtime" / "tls"
@@ -73,6 +73,13 @@ def test_tls_from_the_gate_to_the_drain(checkpoint: Path) -> None:
         assert server.wait_exit() == 0
         said = server.all_said()
         assert "ended" in said and "Traceback" not in said and "ERROR" not in said, said
+
+
+def test_a_sigterm_as_soon_as_the_address_is_told(tmp_path: Path) -> None:
+    with serving(gate=str(tmp_path / "never")) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        assert "ended while loading" in server.all_said()
 
 
 def test_a_second_sigterm_ends_at_once(checkpoint: Path) -> None:
