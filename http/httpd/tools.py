@@ -12,6 +12,12 @@ from httpd.text import shown
 
 MAX_NAME_CHARS = 64
 
+# Keywords beside `properties` that let others in, or look at the same object with other eyes.
+_OPENS = frozenset(
+    ("additionalProperties", "unevaluatedProperties", "patternProperties", "$ref")
+    + ("allOf", "anyOf", "oneOf", "not", "if")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -141,16 +147,35 @@ def _call_schema(function: dict[str, Any], definitions: dict[str, Any]) -> dict[
         defined = parameters.pop(place, None)
         if isinstance(defined, dict):
             for name, schema in defined.items():
-                definitions[prefix + name] = _with_moved_references(schema, prefix)
+                definitions[prefix + name] = _closed(_with_moved_references(schema, prefix))
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": _with_moved_references(parameters, prefix),
+            "arguments": _closed(_with_moved_references(parameters, prefix)),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it does not say that it has some.
+
+    A model that may invent arguments goes on to do so, up to its last token.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        closed["properties"] = {name: _closed(each) for name, each in properties.items()}
+        if not _OPENS.intersection(schema):
+            closed["additionalProperties"] = False
+    for place in ("items", "additionalProperties"):
+        if place in schema:
+            closed[place] = _closed(schema[place])
+    return closed
 
 
 def _with_moved_references(schema: Any, prefix: str) -> Any:

@@ -339,6 +339,7 @@ async def test_a_call_that_must_come_is_made_by_a_grammar(
     required, one = (json.loads(each.constraint.spec.schema) for each in hermes.submissions)  # type: ignore
     assert required["type"] == "array" and len(required["items"]["anyOf"]) == 2
     assert one["properties"]["name"] == {"const": "weather"}
+    assert one["properties"]["arguments"]["additionalProperties"] is False
     city = one["properties"]["arguments"]["properties"]["city"]
     assert one["$defs"][city["$ref"].removeprefix("#/$defs/")] == {"type": "string"}
 
