@@ -351,6 +351,16 @@ async def test_refusals(
     assert service.submissions == []
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1.0E+400", "9" * 300 + "e99", "1" * 310 + ".5"])
+async def test_numbers_beyond_a_double(client: httpx.AsyncClient, number: str) -> None:
+    """What is repeated in the answer must be JSON."""
+    body = '{"model": "%s", "input": "1e999", "reasoning": {"x": [%s]}}'
+    response = await client.post("/v1/responses", content=body % (MODEL, number))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    response = await client.post("/v1/responses", content=body % (MODEL, "1e99"))
+    assert response.json()["reasoning"]["x"] == [1e99]
+
+
 async def test_refusals_of_the_service(client: httpx.AsyncClient, service: FakeService) -> None:
     service.refusal = context_refusal()
     error = (await respond(client, stream=True)).json()["error"]
