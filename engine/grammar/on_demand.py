@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from engine.errors import ModelError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.spec import GrammarError, GrammarSpec
+
+_NOT_NOW: Final = "grammars could not be prepared; try again"
 
 
 class GrammarsOnDemand:
@@ -30,7 +33,9 @@ class GrammarsOnDemand:
             if self._made is None:
                 try:
                     self._made = self._make()
-                except ModelError as error:
+                except (ModelError, OSError) as error:
+                    if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+                        raise GrammarError(_NOT_NOW, transient=True) from error  # no file was free
                     self._made = error
             made = self._made
         if isinstance(made, ModelError):
