@@ -25,6 +25,7 @@ from engine.waiting import Waiting
 # them shared, among 500,000 cached ones), and a step's host time is to stay below 200.
 MATCHES: Final = 4
 
+_LEAVES: Final = (0, 0)  # in a path of (negative weight, page): after every page
 _FRONT: Final = -(1 << 62)  # before every other key: arrivals are far fewer
 
 
@@ -135,7 +136,7 @@ class HeaviestSubtree(LongestPrefix):
     one place in the tree, so a request's pages are its path, and a page's weight is the number of
     requests that go through it. Paths sorted by the weights along them visit the tree as wanted.
     Where the weight stays the same from one page to the next nobody leaves the path, and only the
-    first of these pages is kept.
+    first of these pages is kept. Whoever leaves the tree at a fork goes after those further down.
     """
 
     def _places(self, first: Sequence[Waiting]) -> Sequence[Any]:
@@ -145,7 +146,8 @@ class HeaviestSubtree(LongestPrefix):
         for path in paths:
             negative = -weights[path]
             forks = np.nonzero(np.diff(negative, prepend=1))[0]
-            places.append(list(zip(negative[forks].tolist(), path[forks].tolist(), strict=True)))
+            place = list(zip(negative[forks].tolist(), path[forks].tolist(), strict=True))
+            places.append([*place, _LEAVES])
         return places
 
 

@@ -109,12 +109,13 @@ def test_dfs_weight_goes_down_the_prefix_most_wait_for_and_stays_there() -> None
     for number, prompt in enumerate([light, heavy, fork]):
         rig.submit(number, starting_with(prompt, 5, number))
         rig.drain()
-    # Who leaves heavy's path early comes before those further down it, whom fewer accompany.
-    for number, prompt in enumerate([light, heavy, fork, heavy, light, fork], 3):
+    # Who leaves the tree early goes after those further down, and last who is not in it.
+    for number, prompt in enumerate([light, heavy, light, fork, heavy, fork], 3):
         rig.submit(number, starting_with(prompt, 5, 50 + number))
+    rig.submit(2000, prompt_of(30, 2000))
     for _ in range(2):  # the first time, only MATCHES are looked up
         order = [waiting.request.id for waiting in rig.scheduler.waiting.candidates()]
-    assert order == [4, 6, 5, 8, 3, 7]
+    assert order == [6, 8, 4, 7, 3, 5, 2000]
     rig.drain()
 
 
