@@ -34,8 +34,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     try:
         value = _parse(body)
-        if _PERHAPS_HUGE.search(body) and _has_infinity(value):
-            raise ValueError("number out of range")
     except ValueError as error:
         why = str(error)
         raise invalid(f"The request body is not valid JSON: {why}.", None, "invalid_json") from None
@@ -43,7 +41,16 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise invalid(
             f"The request body must be a JSON object, not {shown(value)}.", None, "invalid_type"
         )
+    if _PERHAPS_HUGE.search(body):
+        _refuse_infinities(value)
     return value
+
+
+def _refuse_infinities(value: dict[str, Any]) -> None:
+    for name, each in value.items():
+        if _has_infinity(each):
+            name = shown(name)[1:-1]
+            raise invalid(f"Invalid '{name}': a number is out of range.", name, "invalid_value")
 
 
 def _has_infinity(value: Any) -> bool:

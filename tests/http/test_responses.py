@@ -356,7 +356,7 @@ async def test_numbers_beyond_a_double(client: httpx.AsyncClient, number: str) -
     """What is repeated in the answer must be JSON."""
     body = '{"model": "%s", "input": "1e999", "reasoning": {"x": [%s]}}'
     response = await client.post("/v1/responses", content=body % (MODEL, number))
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "reasoning")
     response = await client.post("/v1/responses", content=body % (MODEL, "1e99"))
     assert response.json()["reasoning"]["x"] == [1e99]
 
