@@ -67,6 +67,7 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         vocab_size=model.config.vocab_size,
         policy=config.schedule_policy,
         preemption_threshold=config.preemption_threshold,
+        target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         timeouts=Timeouts(config.queue_timeout_s, config.running_timeout_s),
         seed=config.seed,
     )

@@ -34,6 +34,7 @@ class EngineConfig:
     seed: int = 0  # of dummy weights, and of a random order
     schedule_policy: str = "fcfs"
     preemption_threshold: int | None = None  # levels of priority; None: no request takes another's
+    target_itl_ms: float | None = None  # prompts are cut so that steps take no longer; None: any
     queue_timeout_s: float | None = None  # a request's age before it starts; None: any
     running_timeout_s: float | None = None  # its age once it has started; None: any
 
@@ -54,6 +55,8 @@ class EngineConfig:
                 f"schedule_policy is {self.schedule_policy!r}; it must be one of "
                 f"{', '.join(SCHEDULE_POLICIES)}"
             )
+        if self.target_itl_ms is not None:
+            self._within("target_itl_ms", self.target_itl_ms, 1, 60_000)
         for name in ("queue_timeout_s", "running_timeout_s"):
             if getattr(self, name) is not None:
                 self._within(name, getattr(self, name), 0.1, 604_800)

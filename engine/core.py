@@ -55,7 +55,8 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._depth = 1 if overlap else 0  # steps that stay in flight after `step` returns
-        self._in_flight: deque[tuple[StepPlan, LaunchedStep]] = deque()
+        self._in_flight: deque[tuple[StepPlan, LaunchedStep, float]] = deque()  # and since when
+        self._done_s = 0.0  # when the last step was
         self._block = np.empty(1024, np.int32)
         self._steps = 0
         self._host_s = 0.0
@@ -103,13 +104,17 @@ class Engine:
         if words > len(self._block):
             self._block = np.empty(2 * words, np.int32)
         block = plan.descriptor.encode_into(self._block)
-        self._in_flight.append((plan, self._executor.launch_no_sync(block)))
+        begun = time.perf_counter()
+        self._in_flight.append((plan, self._executor.launch_no_sync(block), begun))
         self._steps += 1
 
     def _commit_oldest(self) -> StepOutput:
-        plan, launched = self._in_flight.popleft()
+        plan, launched, launched_s = self._in_flight.popleft()
         token_ids, logprobs = launched.wait_tokens_sync(), launched.wait_logprobs_sync()
         begun = time.perf_counter()
+        # The device began this step once it had the last one behind it.
+        self._scheduler.observe(plan, begun - max(launched_s, self._done_s))
+        self._done_s = begun
         output = self._scheduler.commit(plan, token_ids, logprobs)
         self._host_s += time.perf_counter() - begun
         return output

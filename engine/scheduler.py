@@ -27,6 +27,7 @@ from engine.prefix_cache import PrefixCache
 from engine.request import Finish, Int32Array, Logprobs, Request, Started, StepOutput
 from engine.retraction import first_to_go, preemptible, retractable
 from engine.rows import RowState
+from engine.step_cost import StepCost
 from engine.timeouts import NO_TIMEOUTS, Timeouts
 from engine.waiting import OVERTAKINGS, Waiting, WaitingQueue
 
@@ -51,6 +52,7 @@ class Scheduler:
         preemption_threshold: int | None = None,
         overtakings: int = OVERTAKINGS,
         timeouts: Timeouts = NO_TIMEOUTS,
+        target_itl_s: float | None = None,
         seed: int = 0,
     ) -> None:
         """
@@ -58,6 +60,8 @@ class Scheduler:
         preemption_threshold  by how much the priority of a waiting request must be higher than a
                               running one's to take its place; None: nothing takes it
         overtakings           younger requests that may start while one waits
+        target_itl_s          what a step that decodes is to take, prompts included, as far as
+                              `observe` tells; None: prefill_budget alone limits it
         seed                  of the random policy
         """
         self.page_size = cache.page_size
@@ -76,6 +80,8 @@ class Scheduler:
         self.waiting = WaitingQueue(build_policy(policy, self.holdings, seed), overtakings)
         self._preemption_threshold = preemption_threshold
         self._timeouts = timeouts
+        self._target_itl_s = target_itl_s
+        self._step_cost = StepCost()
         self._blocked: Waiting | None = None  # there was no room for it in the last plan
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED
@@ -146,7 +152,7 @@ class Scheduler:
         self._preempt()
         draft = Draft()
         decode = self._plan_decode(draft)
-        self._plan_prefill(draft)
+        self._plan_prefill(draft, len(decode))
         if not len(decode) and not draft.segments:
             return None
         self._launched_step += 1
@@ -208,8 +214,8 @@ class Scheduler:
         draft.write_pages(grown, rows.pages[grown] - 1, pages)
         return grown
 
-    def _plan_prefill(self, draft: Draft) -> None:
-        budget = self._prefill_budget
+    def _plan_prefill(self, draft: Draft, decode_rows: int) -> None:
+        budget = self._budget_beside(decode_rows)
         for row in list(self._prefilling):
             if budget == 0:
                 return
@@ -225,6 +231,13 @@ class Scheduler:
                 return  # nobody overtakes it, or it might wait for ever
             if admitted is not Refusal.SIBLING and self._start(admitted, waiting, draft):
                 budget -= self._add_chunk(admitted, budget, draft)
+
+    def _budget_beside(self, decode_rows: int) -> int:
+        """Prompt tokens that a step with so many decode rows may carry."""
+        if self._target_itl_s is None or not decode_rows:
+            return self._prefill_budget
+        tokens = self._step_cost.tokens_within(self._target_itl_s, decode_rows)
+        return self._prefill_budget if tokens is None else min(tokens, self._prefill_budget)
 
     def _start(self, row: int, waiting: Waiting, draft: Draft) -> bool:
         """Moves a request from the queue to the row it was given; False where it fails at once."""
@@ -289,6 +302,12 @@ class Scheduler:
         return self._with_ended(
             StepOutput(plan.step, request_ids, token_ids, finishes, started, errors, told)
         )
+
+    def observe(self, plan: StepPlan, took_s: float) -> None:
+        """Learns from what the step took on the device."""
+        descriptor = plan.descriptor
+        tokens = len(descriptor.prefill_tokens)
+        self._step_cost.observe(len(descriptor.decode_rows), tokens, took_s)
 
     def _commit_logprobs(
         self, plan: StepPlan, logprobs: StepLogprobs

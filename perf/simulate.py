@@ -38,6 +38,7 @@ class Setup:
     prefill_budget: int = 2048
     policy: str = "fcfs"
     preemption_threshold: int | None = None
+    target_itl_ms: float | None = None
 
     def build(self, kv_tokens: int) -> Scheduler:
         return self.scheduler(
@@ -50,6 +51,7 @@ class Setup:
             vocab_size=0,
             policy=self.policy,
             preemption_threshold=self.preemption_threshold,
+            target_itl_s=None if self.target_itl_ms is None else self.target_itl_ms / 1e3,
         )
 
 
@@ -58,6 +60,8 @@ SETUPS: Final = (
     Setup("Mini-SGLang's rules, 2048", PrefillFirst, 2048),
     *(Setup(policy, policy=policy) for policy in SCHEDULE_POLICIES),
     Setup("priority, pre-emption at 1", policy="priority", preemption_threshold=1),
+    *(Setup(f"fcfs, target {target} ms", target_itl_ms=target) for target in (50, 30)),
+    Setup("lpm, target 50 ms", policy="lpm", target_itl_ms=50),
 )
 
 

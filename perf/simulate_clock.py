@@ -109,11 +109,8 @@ class _Run:
     def _commit(self) -> None:
         plan, tokens, done_s, cost_s = self._in_flight.popleft()
         self._now_s = max(self._now_s, done_s)
-        self._observe(plan, cost_s)
+        self._scheduler.observe(plan, cost_s)
         self._take(self._scheduler.commit(plan, tokens, None))
-
-    def _observe(self, plan: StepPlan, cost_s: float) -> None:
-        """Nobody learns from what steps took."""
 
     def _take(self, output: StepOutput) -> None:
         for started in output.started:

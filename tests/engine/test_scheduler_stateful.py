@@ -44,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             st.tuples(st.just("priority"), st.sampled_from([1, 2])),
         ),
         overtakings=st.sampled_from([1, 3, 256]),
+        target_itl_s=st.sampled_from([None, 1e-9]),
     )
     def build(
         self,
@@ -55,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap: bool,
         policy: tuple[str, int | None],
         overtakings: int,
+        target_itl_s: float | None,
     ) -> None:
         max_pages = -(-MAX_MODEL_LEN // page_size)
         pages = 1 + max_pages + spare_pages
@@ -69,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             policy=policy[0],
             preemption_threshold=policy[1],
+            target_itl_s=target_itl_s,
             timeouts=Timeouts(queue_s=QUEUE_TIMEOUT, running_s=RUNNING_TIMEOUT),
             overtakings=overtakings,
         )
