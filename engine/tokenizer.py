@@ -88,9 +88,7 @@ class Tokenizer:
             ids = self._encode(text, "messages", add_special_tokens=False)
             return self._checked(ids, "messages")
         if isinstance(prompt, TextPrompt):
-            ids = self._encode(
-                prompt.text, "prompt", add_special_tokens=prompt.add_special_tokens
-            )
+            ids = self._encode(prompt.text, "prompt", add_special_tokens=prompt.add_special_tokens)
             return self._checked(ids, "prompt")
         return self._checked(prompt.token_ids, "prompt")
 

@@ -89,7 +89,6 @@ class FakeEncoder:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         return [f"<{token_id:#04x}>" for token_id in token_ids]
 
-
     def token_id(self, text: str) -> int | None:
         return {"<think>": ord("<"), "</think>": ord(">")}.get(text)
 

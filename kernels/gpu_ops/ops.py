@@ -218,8 +218,9 @@ def sample(
     position          [n] int32, the sampled token's index in its sequence
 
     p = softmax(logits / temperature). In transformers' order: an id stays if its logit is at least
-    the top_k-th largest; and, of what that leaves, its p at least the smallest p in the smallest set
-    (largest p first) that holds top_p of the mass left; and its p at least min_p times the largest.
+    the top_k-th largest; and, of what that leaves, its p at least the smallest p in the smallest
+    set (largest p first) that holds top_p of the mass left; and its p at least min_p times the
+    largest.
     Equals stay together.
     u = word 0 of Philox4x32-10 over 2³², with key (seed_lo, seed_hi), counter (position, 0, 0, 0).
     The id is the first, in order of ids, at which the mass that stays exceeds u times its total.
