@@ -11,7 +11,7 @@ from engine.request import ChatPrompt
 from httpd.anthropic_input import read_turns
 from httpd.call import Call, Telling
 from httpd.conversation import Conversation, call_of, check_model, check_name
-from httpd.errors import unsupported, wrong_type
+from httpd.errors import unsupported
 from httpd.fields import (
     INT32_MAX,
     MAX_TOOLS,
@@ -21,6 +21,7 @@ from httpd.fields import (
     read_fields,
     unknown_fields,
 )
+from httpd.json_types import object_of
 from httpd.messages import read_content
 from httpd.service import Constraint, ModelCard
 from httpd.strict_json import parse_object
@@ -145,12 +146,11 @@ def _tools(fields: MessageFields) -> ToolUse:
 
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise wrong_type(path, "an object", tool)
-    if tool.get("type") not in (None, "custom"):
+    kind = object_of(tool, path).get("type")
+    if kind not in (None, "custom"):
         raise unsupported(
             f"{path}.type",
-            f"Unsupported value for '{path}.type': {shown(tool['type'])}. Only tools of the "
+            f"Unsupported value for '{path}.type': {shown(kind)}. Only tools of the "
             "client's own can be called.",
         )
     return read_function(tool, path, schema="input_schema")
@@ -161,9 +161,7 @@ def _answer(config: dict[str, Any]) -> Constraint | None:
     form, path = config.get("format"), "output_config.format"
     if form is None:
         return None
-    if not isinstance(form, dict):
-        raise wrong_type(path, "an object", form)
-    if form.get("type") != "json_schema":
+    if object_of(form, path).get("type") != "json_schema":
         raise unsupported(
             f"{path}.type",
             f"Unsupported value for '{path}.type': {shown(form.get('type'))}. Only 'json_schema'.",

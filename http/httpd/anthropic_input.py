@@ -5,9 +5,9 @@ A turn's results of tools, which are blocks of the user's there, are messages of
 
 from typing import Any, Final
 
-from httpd.errors import invalid, wrong_type
-from httpd.messages import MAX_TOOL_CALLS, read_content, required_string
-from httpd.text import shown
+from httpd.errors import invalid
+from httpd.json_types import object_of, required_role, required_string
+from httpd.messages import MAX_TOOL_CALLS, read_content
 
 ROLES: Final = ("user", "assistant", "system")
 
@@ -25,16 +25,7 @@ def read_turns(turns: list[Any]) -> tuple[_Message, ...]:
 
 
 def _turn(turn: Any, path: str) -> list[_Message]:
-    if not isinstance(turn, dict):
-        raise wrong_type(path, "an object", turn)
-    role = required_string(turn, "role", path)
-    if role not in ROLES:
-        raise invalid(
-            f"Invalid value for '{path}.role': {shown(role)}. Supported values are: "
-            f"{', '.join(ROLES)}.",
-            f"{path}.role",
-            "invalid_value",
-        )
+    role = required_role(object_of(turn, path), path, ROLES)
     content, at = turn.get("content"), f"{path}.content"
     if not isinstance(content, list):
         return [{"role": role, "content": read_content(content, at)}]
@@ -95,14 +86,10 @@ def _assistant(blocks: list[Any], path: str) -> _Message:
 
 
 def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
-    given = block.get("input", {})
-    if not isinstance(given, dict):
-        raise wrong_type(f"{path}.input", "an object", given)
+    given = object_of(block.get("input", {}), f"{path}.input")
     function = {"name": required_string(block, "name", path), "arguments": given}
     return {"type": "function", "function": function, "id": required_string(block, "id", path)}
 
 
 def _kind(block: Any, path: str) -> str:
-    if not isinstance(block, dict):
-        raise wrong_type(path, "an object", block)
-    return required_string(block, "type", path)
+    return required_string(object_of(block, path), "type", path)

@@ -55,8 +55,6 @@ StopStrings = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()]
-
-
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 # A union's errors would name its branches; tools.py checks it.

@@ -35,8 +35,7 @@ class CompletionLogprobs:
 
     def prompt(self, prompt: PromptText) -> dict[str, Any]:
         """Of an echoed prompt: nothing precedes its first token, which has null."""
-        told = self.piece(prompt.scores, first=prompt.first)
-        return told
+        return self.piece(prompt.scores, first=prompt.first)
 
     def piece(self, scores: Sequence[TokenScore], first: TokenText | None = None) -> dict[str, Any]:
         """Of the next tokens, `first` before them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.request import TEXT_PARTS
 from httpd.errors import invalid, unsupported, wrong_type
+from httpd.json_types import object_of, required_role, required_string, string_of
 from httpd.service import Rejected
 from httpd.strict_json import parse_object
 from httpd.text import shown
@@ -32,9 +33,7 @@ def read_messages(messages: list[Any]) -> tuple[dict[str, Any], ...]:
 
 def read_message(message: Any, path: str) -> dict[str, Any]:
     """One message, which the client has at `path`. Raises `Rejected` (400)."""
-    if not isinstance(message, dict):
-        raise wrong_type(path, "an object", message)
-    role = _role(message, path)
+    role = required_role(object_of(message, path), path, ROLES)
     calls = _tool_calls(message.get("tool_calls"), path) if role == "assistant" else []
     may_be_empty = role == "assistant"
     read: dict[str, Any] = {
@@ -51,18 +50,6 @@ def read_message(message: Any, path: str) -> dict[str, Any]:
     if calls:
         read["tool_calls"] = calls
     return read
-
-
-def _role(message: dict[str, Any], path: str) -> str:
-    role = required_string(message, "role", path)
-    if role not in ROLES:
-        raise invalid(
-            f"Invalid value for '{path}.role': {shown(role)}. Supported values are: "
-            f"{', '.join(ROLES)}.",
-            f"{path}.role",
-            "invalid_value",
-        )
-    return role
 
 
 def read_content(content: Any, path: str, *, may_be_empty: bool = False, first: int = 0) -> Any:
@@ -84,9 +71,7 @@ def read_content(content: Any, path: str, *, may_be_empty: bool = False, first: 
 
 
 def _check_part(part: Any, path: str) -> None:
-    if not isinstance(part, dict):
-        raise wrong_type(path, "an object", part)
-    kind = required_string(part, "type", path)
+    kind = required_string(object_of(part, path), "type", path)
     if kind not in TEXT_PARTS:
         raise unsupported(
             path,
@@ -111,16 +96,12 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, path: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise wrong_type(path, "an object", call)
-    kind = call.get("type")
+    kind = object_of(call, path).get("type")
     if kind not in (None, "function"):
         raise unsupported(
             f"{path}.type", f"Unsupported value for '{path}.type': {shown(kind)}. Only 'function'."
         )
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise wrong_type(f"{path}.function", "an object", function)
+    function = object_of(call.get("function"), f"{path}.function")
     name = required_string(function, "name", f"{path}.function")
     arguments = read_arguments(function.get("arguments"), f"{path}.function.arguments")
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -144,21 +125,3 @@ def read_arguments(arguments: Any, path: str) -> Any:
         return parse_object(text.encode()) if text.strip() else {}
     except Rejected:
         return text
-
-
-def required_string(holder: dict[str, Any], name: str, path: str) -> str:
-    """The string at `name`. Raises `Rejected` (400)."""
-    if holder.get(name) is None:
-        raise invalid(
-            f"Missing required parameter: '{path}.{name}'.",
-            f"{path}.{name}",
-            "missing_required_parameter",
-        )
-    return string_of(holder[name], f"{path}.{name}")
-
-
-def string_of(value: Any, path: str) -> str:
-    """The value, a string. Raises `Rejected` (400)."""
-    if not isinstance(value, str):
-        raise wrong_type(path, "a string", value)
-    return value

@@ -10,7 +10,7 @@ from pydantic import Field
 from engine.grammar.spec import JsonObject
 from httpd.call import Call, Telling
 from httpd.conversation import Conversation, call_of, check_model, check_name
-from httpd.errors import invalid, unsupported, wrong_type
+from httpd.errors import invalid, unsupported
 from httpd.fields import (
     IGNORED,
     MAX_TOOLS,
@@ -21,13 +21,13 @@ from httpd.fields import (
     read_fields,
     unknown_fields,
 )
-from httpd.messages import required_string
+from httpd.json_types import object_of, required_string
 from httpd.responses_input import read_input
 from httpd.service import Constraint, ModelCard
 from httpd.strict_json import parse_object
 from httpd.structured import read_schema
 from httpd.text import shown
-from httpd.tools import ToolUse, read_function, tool_use
+from httpd.tools import ToolUse, check_is_function, read_function, tool_use
 
 ID_PREFIX: Final = "resp_"
 RENAMED: Final = {"messages": "input"}
@@ -112,14 +112,7 @@ def _tools(fields: ResponseFields) -> ToolUse:
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:
     """A function's tool; its keys are the tool's own here, not those of an inner object."""
-    if not isinstance(tool, dict):
-        raise wrong_type(path, "an object", tool)
-    if tool.get("type") != "function":
-        raise unsupported(
-            f"{path}.type",
-            f"Unsupported value for '{path}.type': {shown(tool.get('type'))}. "
-            "Only functions can be called.",
-        )
+    check_is_function(tool, path)
     return read_function(tool, path)
 
 
@@ -128,9 +121,7 @@ def _answer(text: dict[str, Any]) -> Constraint | None:
     form, path = text.get("format"), "text.format"
     if form is None:
         return None
-    if not isinstance(form, dict):
-        raise wrong_type(path, "an object", form)
-    kind = required_string(form, "type", path)
+    kind = required_string(object_of(form, path), "type", path)
     if kind == "text":
         return None
     if kind == "json_object":

@@ -6,7 +6,8 @@ An assistant's turn is several items there (reasoning, a message, calls) and one
 from typing import Any, Final
 
 from httpd.errors import invalid, unsupported, wrong_type
-from httpd.messages import MAX_TOOL_CALLS, read_arguments, read_content, required_string
+from httpd.json_types import object_of, required_role, required_string
+from httpd.messages import MAX_TOOL_CALLS, read_arguments, read_content
 from httpd.text import shown
 
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -40,9 +41,7 @@ class _Messages:
         self._turn: dict[str, Any] = {}  # of the assistant; empty: none is open
 
     def add(self, item: Any, path: str) -> None:
-        if not isinstance(item, dict):
-            raise wrong_type(path, "an object", item)
-        kind = item.get("type")
+        kind = object_of(item, path).get("type")
         if kind is None or kind == "message":
             self._add_message(item, path)
         elif kind == "function_call":
@@ -75,14 +74,7 @@ class _Messages:
             self._turn = {}
 
     def _add_message(self, item: dict[str, Any], path: str) -> None:
-        role = required_string(item, "role", path)
-        if role not in ROLES:
-            raise invalid(
-                f"Invalid value for '{path}.role': {shown(role)}. Supported values are: "
-                f"{', '.join(ROLES)}.",
-                f"{path}.role",
-                "invalid_value",
-            )
+        role = required_role(item, path, ROLES)
         content = _renamed(item.get("content"))
         if role != "assistant":
             content = read_content(content, f"{path}.content")
@@ -121,9 +113,7 @@ class _Messages:
 
 
 def _reasoning(part: Any, path: str) -> str:
-    if not isinstance(part, dict):
-        raise wrong_type(path, "an object", part)
-    return required_string(part, "text", path)
+    return required_string(object_of(part, path), "text", path)
 
 
 def _renamed(content: Any) -> Any:

@@ -131,9 +131,9 @@ class Service(Protocol):
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of these ids, which are in the vocabulary. Raises `Rejected` (503)."""
+        """The text of these ids, which are in the vocabulary. Raises `Rejected` (500, 503)."""
         ...
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """How the vocabulary writes each of these ids. Raises `Rejected` (503)."""
+        """How the vocabulary writes each of these ids. Raises `Rejected` (500, 503)."""
         ...

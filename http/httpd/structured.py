@@ -23,6 +23,7 @@ from engine.grammar.spec import (
 )
 from httpd.errors import invalid, unsupported, wrong_type
 from httpd.fields import ChoiceFields
+from httpd.json_types import object_of, string_of
 from httpd.service import Constraint
 from httpd.text import shown
 
@@ -52,7 +53,7 @@ def _response_format(value: dict[str, Any] | None) -> Constraint | None:
         return Constraint(JsonObject(), "response_format")
     if kind == "json_schema":
         path = "response_format.json_schema"
-        holder = _object(value.get("json_schema"), path)
+        holder = object_of(value.get("json_schema"), path)
         return Constraint(read_schema(holder.get("schema", {}), f"{path}.schema"), f"{path}.schema")
     raise unsupported(
         "response_format.type",
@@ -96,12 +97,12 @@ def read_schema(value: Any, path: str) -> GrammarSpec:
 def _choice(value: Any, path: str) -> GrammarSpec:
     if not isinstance(value, list) or not value:
         raise wrong_type(path, "an array of strings", value)
-    return Choice(tuple(_string(each, f"{path}[{i}]") for i, each in enumerate(value)))
+    return Choice(tuple(string_of(each, f"{path}[{i}]") for i, each in enumerate(value)))
 
 
 def _structural_tag(value: Any, path: str) -> GrammarSpec:
     """{"structures": [{"begin", "schema", "end"}], "triggers": […]}"""
-    holder = _object(value, path)
+    holder = object_of(value, path)
     structures, triggers = holder.get("structures"), holder.get("triggers")
     if not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
         raise wrong_type(f"{path}.structures", f"an array of 1 to {MAX_TAGS} objects", structures)
@@ -110,32 +111,20 @@ def _structural_tag(value: Any, path: str) -> GrammarSpec:
     tags = []
     for index, structure in enumerate(structures):
         at = f"{path}.structures[{index}]"
-        tag = _object(structure, at)
+        tag = object_of(structure, at)
         schema = read_schema(tag.get("schema", {}), f"{at}.schema")
         assert isinstance(schema, JsonSchema)
-        begin, end = (_string(tag.get(name), f"{at}.{name}") for name in ("begin", "end"))
+        begin, end = (string_of(tag.get(name), f"{at}.{name}") for name in ("begin", "end"))
         tags.append(Tag(begin, schema.schema, end))
-    names = (_string(each, f"{path}.triggers[{i}]") for i, each in enumerate(triggers))
+    names = (string_of(each, f"{path}.triggers[{i}]") for i, each in enumerate(triggers))
     return StructuralTags(tuple(tags), tuple(names))
-
-
-def _object(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    return value
-
-
-def _string(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise wrong_type(path, "a string", value)
-    return value
 
 
 _KINDS: dict[str, Callable[[Any, str], GrammarSpec]] = {
     "json": read_schema,
     "json_object": _json_object,
-    "regex": lambda value, path: Regex(_string(value, path)),
+    "regex": lambda value, path: Regex(string_of(value, path)),
     "choice": _choice,
-    "grammar": lambda value, path: Grammar(_string(value, path)),
+    "grammar": lambda value, path: Grammar(string_of(value, path)),
     "structural_tag": _structural_tag,
 }

@@ -7,6 +7,7 @@ from typing import Any
 from engine.grammar.spec import JsonSchema
 from httpd.errors import invalid, unsupported, wrong_type
 from httpd.fields import ChatFields
+from httpd.json_types import object_of, string_of
 from httpd.service import Constraint
 from httpd.text import shown
 
@@ -81,15 +82,18 @@ def tool_use(tools: tuple[dict[str, Any], ...], choice: Any, *, parallel: bool) 
 
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise wrong_type(path, "an object", tool)
-    if tool.get("type") != "function":
+    check_is_function(tool, path)
+    return read_function(tool.get("function"), f"{path}.function")
+
+
+def check_is_function(tool: Any, path: str) -> None:
+    """Raises `Rejected` (400) where the tool is of another type."""
+    kind = object_of(tool, path).get("type")
+    if kind != "function":
         raise unsupported(
             f"{path}.type",
-            f"Unsupported value for '{path}.type': {shown(tool.get('type'))}. "
-            "Only functions can be called.",
+            f"Unsupported value for '{path}.type': {shown(kind)}. Only functions can be called.",
         )
-    return read_function(tool.get("function"), f"{path}.function")
 
 
 def read_function(function: Any, path: str, schema: str = "parameters") -> dict[str, Any]:
@@ -99,11 +103,7 @@ def read_function(function: Any, path: str, schema: str = "parameters") -> dict[
 
     Raises `Rejected` (400).
     """
-    if not isinstance(function, dict):
-        raise wrong_type(path, "an object", function)
-    name = function.get("name")
-    if not isinstance(name, str):
-        raise wrong_type(f"{path}.name", "a string", name)
+    name = string_of(object_of(function, path).get("name"), f"{path}.name")
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise invalid(
             f"Invalid '{path}.name': {shown(name)} has {len(name)} characters; it must have 1 to "
@@ -112,10 +112,10 @@ def read_function(function: Any, path: str, schema: str = "parameters") -> dict[
             "invalid_value",
         )
     description, parameters = function.get("description"), function.get(schema)
-    if description is not None and not isinstance(description, str):
-        raise wrong_type(f"{path}.description", "a string", description)
-    if parameters is not None and not isinstance(parameters, dict):
-        raise wrong_type(f"{path}.{schema}", "an object", parameters)
+    if description is not None:
+        string_of(description, f"{path}.description")
+    if parameters is not None:
+        object_of(parameters, f"{path}.{schema}")
     known = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {k: v for k, v in known.items() if v is not None}}
 
