@@ -58,6 +58,18 @@ def logprob_word(output: int | None, prompt: int | None) -> int:
     return (0 if output is None else output + 1) | (0 if prompt is None else prompt + 1) << 8
 
 
+def output_logprobs(words: Int32Array) -> Int32Array:
+    """[n] of `logprob_word`s: likeliest ids wanted of each new token; -1: nothing is."""
+    wanted: Int32Array = (words & 0xFF) - 1
+    return wanted
+
+
+def prompt_logprobs(words: Int32Array) -> Int32Array:
+    """As `output_logprobs`, of each prompt token."""
+    wanted: Int32Array = (words >> 8) - 1
+    return wanted
+
+
 def _no_words(columns: int) -> Int32Array:
     return np.empty((0, columns), np.int32)
 

@@ -223,7 +223,7 @@ class StepOutput:
     """What one committed step tells the detokenizer. The three arrays are parallel.
 
     request_ids  [n] int64
-    token_ids    [n] int32, -1 where a request ended without a new token (abort, error)
+    token_ids    [n] int32, -1 where a request ended without a new token (abort, error, timeout)
     finishes     [n] uint8, a `Finish` each
     """
 
@@ -256,6 +256,15 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptText:
+    """The prompt of a response, with `echo` or prompt logprobs."""
+
+    text: str
+    first: TokenText  # nothing precedes it: its logprob is NaN
+    scores: tuple[TokenScore, ...]  # of all tokens but the first; empty where not asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one step adds to one response: the detokenizer's word to the HTTP loop."""
 
@@ -270,13 +279,4 @@ class Delta:
     reasoning: str = ""  # new text of it that may be sent now; it goes before `text`
     reasoning_tokens: int = 0  # of completion_tokens: those of reasoning and its markers
     scores: tuple[TokenScore, ...] = ()  # of token_ids, where asked for
-    prompt: "PromptText | None" = None  # with the first delta, where asked for
-
-
-@dataclass(frozen=True, slots=True)
-class PromptText:
-    """The prompt of a response, with `echo` or prompt logprobs."""
-
-    text: str
-    first: TokenText  # nothing precedes it: its logprob is NaN
-    scores: tuple[TokenScore, ...]  # of all tokens but the first; empty where not asked for
+    prompt: PromptText | None = None  # with the first delta, where asked for

@@ -24,13 +24,12 @@ def rule_words(
 ) -> Int32Array:
     """[n, 4] int32: row, kind, token id, value; empty where the request has no rules.
 
-    made         [n] int32, the output so far: of a request that was retracted
-    stop_ids     what ends the request, and must not before its minimal length
-    has_masks    the row draws under masks, which come with its steps
+    prompt     [prompt tokens] int32
+    made       [made tokens] int32, the output so far: of a request that was retracted
+    stop_ids   what ends the request, and must not before its minimal length
+    has_masks  the row draws under masks, which come with its steps
     """
     words = _Words(row)
-    if has_masks:
-        words.begin()
     if params.allowed_token_ids is not None:
         words.add(Rule.ONLY_ALLOWED)
         words.add_ids(Rule.ALLOWED, params.allowed_token_ids)
@@ -40,7 +39,7 @@ def rule_words(
         words.add(Rule.MIN_LENGTH, len(prompt) + params.min_tokens)
         words.add_ids(Rule.EARLY, stop_ids)
     _add_penalties(words, params, prompt, made)
-    return words.all()
+    return words.joined(even_if_none=has_masks)
 
 
 def _allowed_bias(params: SamplingParams) -> dict[int, float]:
@@ -72,15 +71,11 @@ def _add_penalties(
 
 
 class _Words:
-    """Rules of one row, being put together."""
+    """Rules of one row, being put together. Owned by the engine thread."""
 
     def __init__(self, row: int) -> None:
         self._row = row
         self._parts: list[Int32Array] = []
-
-    def begin(self) -> None:
-        """The row has rules, even where no other follows."""
-        self.add(Rule.BEGIN)
 
     def add(self, kind: Rule, value: int = 0) -> None:
         self._parts.append(np.array([[self._row, kind, 0, value]], np.int32))
@@ -91,8 +86,9 @@ class _Words:
         part[:, 0], part[:, 1], part[:, 2], part[:, 3] = self._row, kind, column, values
         self._parts.append(part)
 
-    def all(self) -> Int32Array:
-        if not any(len(part) for part in self._parts):
+    def joined(self, *, even_if_none: bool) -> Int32Array:
+        """All of them and their BEGIN; where there are none, nothing or BEGIN alone."""
+        if not even_if_none and not any(len(part) for part in self._parts):
             return _NO_RULES
-        self.begin()
+        self.add(Rule.BEGIN)
         return np.concatenate(self._parts)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from engine.descriptor import StepDescriptor
+from engine.descriptor import StepDescriptor, output_logprobs, prompt_logprobs
 from engine.logprobs import StepLogprobs
 from engine.models.decoder import Decoder
 from engine.request import Int32Array, Logprobs
@@ -18,16 +18,16 @@ from gpu_ops.logprobs import TokenLogprobs, logprobs_of
 
 Tensor = torch.Tensor
 
-# Positions whose logits exist at a time: 64 rows of a vocabulary of 150,000 are 40 MB.
+# Positions whose logits exist at a time: 64 of a vocabulary of 150,000 are 40 MB in float32.
 SCORED_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SampledScores:
-    """Of the step's sampled tokens whose indices are named. On the device."""
+    """Of some of the step's sampled tokens. On the device."""
 
-    indices: Int32Array
-    scores: TokenLogprobs
+    indices: Int32Array  # [n] which of them; on the host
+    scores: TokenLogprobs  # of n tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ def score_sampled(
 
     logits     [n, v], as the model made them
     token_ids  [n] int32
-    words      [n] as `descriptor.logprob_word`, each token's row's
+    words      [n] int32 as `descriptor.logprob_word`, each token's row's
     """
-    wanted = words & 0xFF
-    indices = np.nonzero(wanted)[0]
+    wanted = output_logprobs(words)
+    indices = np.nonzero(wanted >= 0)[0]
     if not indices.size:
         return ()
     at = torch.from_numpy(indices).to(logits.device)
-    scores = logprobs_of(logits[at], token_ids[at], int(wanted.max()) - 1)
+    scores = logprobs_of(logits[at], token_ids[at], int(wanted.max()))
     return (SampledScores(indices.astype(np.int32), scores),)
 
 
@@ -86,12 +86,14 @@ class PromptScorer:
         """(row, of its next tokens) for each segment whose row wants it.
 
         hidden  [tokens, hidden] the step's, prefill segments first
-        words   [rows] as `descriptor.logprob_word`
+        words   [rows] int32 as `descriptor.logprob_word`
         """
         scores = []
+        wanted = prompt_logprobs(words[step.segments[:, 0]]).tolist()
         ends = np.cumsum(step.segments[:, 2]).tolist()
-        for (row, start, count, samples), end in zip(step.segments.tolist(), ends, strict=True):
-            k = int(words[row] >> 8) - 1
+        for (row, start, count, samples), end, k in zip(
+            step.segments.tolist(), ends, wanted, strict=True
+        ):
             if k < 0:
                 continue
             states, ids = hidden[end - count : end], step.prefill_tokens[end - count : end]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.descriptor import StepDescriptor
+from engine.descriptor import StepDescriptor, output_logprobs
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
 from engine.scoring import PromptScorer, SampledScores, score_sampled
@@ -18,25 +18,28 @@ Tensor = torch.Tensor
 
 
 class SpecialRows:
-    """The rules of rows, and what scores they want. Owned by the engine thread."""
+    """The rules of rows, and what scores they want. Owned by the engine thread.
+
+    Launches on the current stream; does not synchronise.
+    """
 
     def __init__(self, model: Decoder, rows: int) -> None:
         self._rules = LogitRules(rows, model.config.vocab_size, model.device)
         self._scorer = PromptScorer(model)
-        self._words = np.zeros(rows, np.int32)  # as `descriptor.logprob_word`
+        self._logprob_words = np.zeros(rows, np.int32)  # as `descriptor.logprob_word`
 
     def apply(self, step: StepDescriptor) -> None:
         """Takes what the descriptor says of its rows."""
         joined = step.joined
         if len(joined):
             self._rules.drop(joined[:, 0])
-            self._words[joined[:, 0]] = joined[:, 7]
+            self._logprob_words[joined[:, 0]] = joined[:, 7]
         if len(step.rules):
             self._rules.apply(step.rules)
 
     def concerns(self, rows: Int32Array) -> NDArray[np.bool_]:
         """[n]: which of the rows have rules, or want scores of what they draw."""
-        wants_scores: NDArray[np.bool_] = (self._words[rows] & 0xFF) != 0
+        wants_scores: NDArray[np.bool_] = output_logprobs(self._logprob_words[rows]) >= 0
         return self._rules.has(rows) | wants_scores
 
     def ruled(self, rows: Int32Array) -> NDArray[np.bool_]:
@@ -63,10 +66,10 @@ class SpecialRows:
         self, logits: Tensor, token_ids: Tensor, rows: Int32Array
     ) -> tuple[SampledScores, ...]:
         """Scores of the ids that the rows drew: see `scoring.score_sampled`."""
-        return score_sampled(logits, token_ids, self._words[rows])
+        return score_sampled(logits, token_ids, self._logprob_words[rows])
 
     def prompt_scores(
         self, step: StepDescriptor, hidden: Tensor
     ) -> tuple[tuple[int, TokenLogprobs], ...]:
         """Scores of the prompt tokens in this step: see `scoring.PromptScorer`."""
-        return self._scorer.score(step, hidden, self._words)
+        return self._scorer.score(step, hidden, self._logprob_words)

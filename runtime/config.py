@@ -3,7 +3,7 @@
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -108,7 +108,7 @@ class Rank:
     """This process's place in a torchrun group. Raises ValueError for one that cannot be served."""
 
     rank: int = 0
-    world_size: int = field(default=1)
+    world_size: int = 1
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> "Rank":

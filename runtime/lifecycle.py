@@ -35,7 +35,7 @@ class Failure:
 
 
 class GrammarSource(Protocol):
-    """What is asked of `engine.grammar.compiler.GrammarCompiler`. Safe from any thread."""
+    """What is asked of `engine.grammar.on_demand.GrammarsOnDemand`. Safe from any thread."""
 
     def try_known(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """What `compile` gives, where it would take no time; None where it would.

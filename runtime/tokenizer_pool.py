@@ -88,6 +88,7 @@ class TokenizerLoop:
         max_new_tokens = self._fitted(submission, len(prompt_ids))
         if max_new_tokens is None:
             return self._too_long(submission, len(prompt_ids))
+        thinking = self._thinking(submission, prompt_ids)
         return [
             Request(
                 id=request_id,
@@ -97,7 +98,7 @@ class TokenizerLoop:
                 arrived_s=submission.arrived_s,
                 grammar=submission.grammar,
                 namespace=submission.namespace,
-                thinking=self._thinking(submission, prompt_ids),
+                thinking=thinking,
             )
             for request_id, params in zip(submission.ids, submission.params, strict=True)
         ]

@@ -16,7 +16,8 @@ grammar is first tried where that does no harm (`trial`).
     library      the library's calls, and its errors
     vocabulary   a tokenizer as the library knows it
     escapes      names in JSON have one spelling
-    trial        a grammar tried in a process that it may take down
+    trial        a grammar tried in a process that it may take down: trial_process
     compiler     specs to compiled grammars, and the cache of both answers
+    on_demand    the compiler, made when the first grammar comes
     matcher      one output's place in its grammar: masks and tokens
 """

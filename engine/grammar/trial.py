@@ -47,7 +47,7 @@ class Trial:
             raise GrammarError("too many grammars are being tried; try again", transient=True)
         try:
             answer = self._ask(text)
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, ValueError) as error:  # no answer in time, or none at all; half a line
             self._stop()
             raise GrammarError("the grammar could not be tried; try again", transient=True) from (
                 error
@@ -94,7 +94,7 @@ class Trial:
         return answer
 
     def _line_of(self, descriptor: int) -> bytes:
-        """One line from the process. Raises TimeoutError, or EOFError where it has ended."""
+        """One line from the process. Raises TimeoutError, or BrokenPipeError where it has ended."""
         deadline = time.monotonic() + _PATIENCE_S + self._limits.trial_cpu_s
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
