@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from httpd.answer import Answer, Begun, Identity
 from httpd.body import parsed, read_body
-from httpd.call import Call
+from httpd.call import Call, Telling
 from httpd.disconnect import until_disconnect
 from httpd.errors import internal_error, invalid, not_ready
 from httpd.events import EventStream
@@ -80,7 +80,7 @@ class Endpoint:
             with self._running.entry(identity.id, lambda: _end(generations)):
                 if telling.stream:
                     return await self._stream(answer, send)
-                whole = json_bytes(await answer.whole())
+                whole = await _json(await answer.whole(), telling)
             await Response(whole, media_type="application/json")(scope, receive, send)
         finally:
             for generation in generations:
@@ -163,3 +163,8 @@ def _check_scores(call: Call, generations: Sequence[Generation]) -> None:
 def _end(generations: Sequence[Generation]) -> None:
     for generation in generations:
         generation.end()
+
+
+async def _json(answer: dict[str, object], telling: Telling) -> bytes:
+    """Megabytes of log-probabilities are written elsewhere: other clients' events go on."""
+    return await asyncio.to_thread(json_bytes, answer) if telling.logprobs else json_bytes(answer)

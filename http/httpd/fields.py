@@ -111,7 +111,7 @@ class Fields(Body):
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: AllowedIds | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""

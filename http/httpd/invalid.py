@@ -25,7 +25,6 @@ _EXPECTED_BY_FIELD = {"stop": "a string or an array of strings"}
 # pydantic error type -> (code's end, what the limit is called, key of the limit in its context)
 _LIMITS = {
     "greater_than_equal": ("below_min_value", "minimum", "ge"),
-    "greater_than": ("below_min_value", "exclusive minimum", "gt"),
     "less_than_equal": ("above_max_value", "maximum", "le"),
 }
 # pydantic error type -> (code, what it must be, key of the limit in its context)
