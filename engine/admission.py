@@ -7,7 +7,7 @@ import enum
 
 import numpy as np
 
-from engine.forecast import FORESEEN_TOKENS, OutputForecast
+from engine.forecast import FORESEEN_TOKENS, OutputForecast, peak_tokens
 from engine.holdings import Holdings
 from engine.prefix_cache import Match
 from engine.request import Int32Array
@@ -111,15 +111,16 @@ class Admission:
 
         Nothing is kept where nobody runs: then the request may have it all.
         """
-        rows = self._holdings.rows
+        rows, page_size = self._holdings.rows, self._holdings.cache.page_size
         live = rows.live()
         if not len(live):
             return 0
         left = rows.limit[live] - np.maximum(rows.cached[live], rows.prefill_end[live])
-        own = min(waiting.limit - len(waiting.token_ids), FORESEEN_TOKENS)
-        tokens = int(np.minimum(left, FORESEEN_TOKENS).sum()) + own
+        left = np.append(left, waiting.limit - len(waiting.token_ids))
+        held = np.append(page_size * (rows.pages[live] - rows.shared[live]), 0)
+        tokens = peak_tokens(self.forecast.share * np.minimum(left, FORESEEN_TOKENS), held)
         # Whatever the forecast, each row may be about to need its next page.
-        return len(live) + int(tokens * self.forecast.share) // self._holdings.cache.page_size
+        return len(live) + int(tokens) // page_size
 
 
 def _reusable(waiting: Waiting) -> Int32Array:

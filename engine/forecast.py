@@ -2,6 +2,9 @@
 
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 # Of one request's allowance no more than this is looked at: a chat without max_tokens may use the
 # whole context and hardly ever does. Retraction is there for those that do.
 FORESEEN_TOKENS: Final = 2048
@@ -35,3 +38,17 @@ class OutputForecast:
 
     def retracted(self) -> None:
         self._made = min(self._allowed, self._made + RETRACTION * self._allowed)
+
+
+def peak_tokens(to_come: NDArray[np.float64], held: NDArray[np.integer]) -> float:
+    """The most tokens that rows ever need beyond what they hold, if all make theirs side by side.
+
+    to_come  [n] what each is going to make
+    held     [n] what comes back when it has
+
+    Less than all that is to come: when the longest make their last tokens, the short have ended.
+    """
+    order = np.argsort(to_come)
+    came_back = np.cumsum(held[order]) - held[order]  # when this one is about to end
+    running = np.arange(len(order), 0, -1)
+    return float((running * to_come[order] - came_back).max())

@@ -72,12 +72,16 @@ def shared_prompts(seed: int, requests: int) -> Traffic:
 
 
 def memory_short(seed: int, requests: int) -> Traffic:
-    """Long answers of unlike lengths in a pool for about 40 of them, all at once."""
+    """More answers than the pool has room for: short ones, until most of them suddenly are long.
+
+    What is expected of outputs is then wrong, which retraction has to make up for.
+    """
     rng = np.random.default_rng(seed)
     drafts = []
     for number in range(requests):
         prompt = _ids(rng, _log_normal(rng, 250, 0.5, 1500))
-        length = _log_normal(rng, 500, 0.9, 2048)
+        is_long = number >= requests // 2 and rng.random() < 0.8
+        length = _log_normal(rng, 1500 if is_long else 100, 0.4, 2048)
         drafts.append(_Draft(0.02 * number, prompt, length, 2048, int(rng.integers(3))))
     return _traffic(drafts, kv_tokens=40_000)
 
