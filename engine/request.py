@@ -125,13 +125,11 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class Matcher(Protocol):
     """Where one output stands in its grammar. Owned by the engine thread."""
 
-    @property
-    def mask_words(self) -> int:
-        """ceil(vocabulary / 32)."""
-        ...
-
     def fill_mask(self, row: Int32Array) -> None:
-        """Sets bit i % 32 of row[i // 32] for each id i that may come next, at least one.
+        """Sets bit i % 32 of row[i // 32] for each id i that may come next, at least one, and
+        clears the others.
+
+        row  [ceil(vocabulary / 32)] int32
 
         An id that ends the request is among them where the output may end, and only there. Raises
         `engine.errors.MatchError`.

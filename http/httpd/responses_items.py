@@ -5,6 +5,7 @@ and what it is as a whole. Knows neither the response around it nor sequence num
 """
 
 import secrets
+from abc import ABC, abstractmethod
 from typing import Any, Final, Protocol
 
 from pydantic_core import from_json
@@ -57,7 +58,7 @@ class _Item:
         return f"response.output_item.{what}", told
 
 
-class _TextItem(_Item):
+class _TextItem(_Item, ABC):
     """An item with one part of text. Owned by the HTTP loop."""
 
     def __init__(self, prefix: str, index: int, part_type: str, delta_fields: str = "") -> None:
@@ -87,11 +88,13 @@ class _TextItem(_Item):
             self._told_whole("done", self.whole()),
         ]
 
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The item so far."""
 
+    @abstractmethod
     def _part(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Its part so far."""
 
     def _parts(self) -> list[dict[str, Any]]:
         """None before the first text: an item is told of before its part is."""

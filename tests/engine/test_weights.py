@@ -101,7 +101,8 @@ def test_what_no_model_needs_is_passed_over(tmp_path: Path) -> None:
     head = load_file(folder / SINGLE_NAME)["model.embed_tokens.weight"].clone()
     inv_freq = {"model__layers__0__self_attn__rotary_emb__inv_freq": torch.ones(4)}
     rewrite(folder, lm_head__weight=head, **inv_freq)
-    load_model(folder)
+    config, _ = load_model(folder)
+    assert config.vocab_size == len(head)
 
 
 def test_no_files(folder: Path) -> None:

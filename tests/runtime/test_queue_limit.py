@@ -55,6 +55,7 @@ def test_a_prompt_above_the_limit_may_wait_alone() -> None:
     large.begin()
     limit.admit(1)
     refusal(limit, 50)
+    assert (limit.requests, limit.tokens) == (2, 1)
 
 
 def test_what_was_guessed_is_put_right() -> None:
