@@ -1,7 +1,8 @@
 """Scheduling, caching and executing models: everything between token ids in and token ids out.
 
 The host half (`request`, `rows`, `pages`, `radix`, `scheduler`, `descriptor`, `detokenizer`)
-imports no torch; the device half (`executor`, `models`, `weights`) makes no decision.
+imports no torch; the device half (`cpu_executor`, `cuda_executor`, `models`, `weights`) makes no
+decision. They meet at `executor`, which is a Protocol.
 
 Glossary: kv = keys and values; ids = token ids; q/k/v = query/key/value; rope = rotary position
 embedding; eos = end of sequence; TTFT = time to first token; ITL = inter-token latency;

@@ -1,4 +1,5 @@
-"""What phase the server is in, and the one failure that ended it.
+"""What phase the server is in, what the API has of the model once it is READY, and the one failure
+that ended it.
 
 Rules
 - Phases only move forward: LOADING → READY → DRAINING → stopped, and FAILED from anywhere.
@@ -69,7 +70,7 @@ class Codec(Protocol):
 
 
 class Lifecycle:
-    """The server's phase. Safe from any thread.
+    """The server's phase, and its model for the API. Safe from any thread.
 
     Readers take single attributes without the lock: each is replaced whole (library/threadsafety).
     """
@@ -99,15 +100,6 @@ class Lifecycle:
         return self._card
 
     @property
-    def failure(self) -> Failure | None:
-        return self._failure
-
-    def subscribe(self, wakeup: Wakeup) -> None:
-        """Signals `wakeup` at each change from now on; it must stay open as long as any thread."""
-        with self._lock:
-            self._wakeups += (wakeup,)
-
-    @property
     def grammars(self) -> GrammarSource | None:
         """What compiles grammars, None before READY."""
         return self._grammars
@@ -116,6 +108,16 @@ class Lifecycle:
     def codec(self) -> Codec | None:
         """What turns text to ids and back, None before READY."""
         return self._codec
+
+    @property
+    def failure(self) -> Failure | None:
+        """What ended the server, None outside of FAILED."""
+        return self._failure
+
+    def subscribe(self, wakeup: Wakeup) -> None:
+        """Signals `wakeup` at each change from now on; it must stay open as long as any thread."""
+        with self._lock:
+            self._wakeups += (wakeup,)
 
     def ready(self, card: ModelCard, grammars: GrammarSource, codec: Codec) -> bool:
         """Opens the API; False where the server is already on its way out."""

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP interface: Starlette routes over a `Service` that runtime provides."""
+"""The HTTP interface, in OpenAI's and Anthropic's words: Starlette routes over runtime's `Service`."""

@@ -121,7 +121,8 @@ class Service(Protocol):
         Where `max_tokens_given` is False, `max_new_tokens`, the same in all, is a default: it is
         cut to what the context leaves. Where it is True, what does not fit is refused. Raises
         `Rejected`: context_length_exceeded, an empty prompt, ids out of the vocabulary, a template
-        that raises, a grammar that cannot be used, a full queue (503), draining (503).
+        that raises, a grammar that cannot be used; 503 for a full queue, too many grammars at a
+        time, and outside of READY.
         If the caller is cancelled while it waits, all are aborted.
         """
         ...

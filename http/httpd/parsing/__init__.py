@@ -1,1 +1,1 @@
-"""A model's text, while it streams, as reasoning, content and tool calls. `formats` is the door."""
+"""A model's answer, while it streams, as content and tool calls. `formats` is the door."""
