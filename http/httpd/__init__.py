@@ -1,1 +1,1 @@
-"""The HTTP interface, in OpenAI's and Anthropic's words: Starlette routes over runtime's `Service`."""
+"""The HTTP interface in the words of OpenAI and Anthropic: Starlette routes over a `Service`."""
