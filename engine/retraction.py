@@ -3,8 +3,9 @@
 Knows only rows; the scheduler says when.
 
 Rules
-- The running request of the lowest rank is never sent back. No more than a bounded number of later
-  requests ever get a lower one, so it comes to its end, and then the next does: everyone ends.
+- The running request of the lowest rank is never sent back, but for a waiting one of a rank that is
+  lower still, which then runs. Only a bounded number of later requests ever get a lower rank than
+  one, so it comes to its end, and then the next does: everyone ends.
 - A row whose last step is launched is not sent back either: it is about to give its pages back.
 """
 
@@ -18,9 +19,8 @@ RowArray = NDArray[np.intp]
 
 
 def retractable(rows: Rows) -> RowArray:
-    """All rows that may be sent back."""
-    going_on = (rows.state == RowState.PREFILL) | (rows.state == RowState.DECODE)
-    candidates = np.nonzero(going_on)[0]
+    """Rows that may be sent back for their pages."""
+    candidates = _going_on(rows)
     return (
         np.delete(candidates, np.argmin(rows.rank[candidates])) if len(candidates) else candidates
     )
@@ -31,7 +31,7 @@ def preemptible(rows: Rows, waiting: Waiting, threshold: int) -> RowArray:
 
     threshold  by how much its priority is higher, at least
     """
-    candidates = retractable(rows)
+    candidates = _going_on(rows)
     is_lower = rows.priority[candidates] <= waiting.priority - threshold
     # Others would be back in the queue before it: they came so much earlier.
     is_later = rows.rank[candidates] > waiting.rank
@@ -48,3 +48,8 @@ def first_to_go(rows: Rows, candidates: RowArray, page_size: int) -> int:
     lost = rows.cached[candidates] - rows.shared[candidates] * page_size
     by_need = np.lexsort((-rows.order[candidates], lost, rows.priority[candidates]))
     return int(candidates[by_need[0]])
+
+
+def _going_on(rows: Rows) -> RowArray:
+    """Rows that have steps left to be launched."""
+    return np.nonzero((rows.state == RowState.PREFILL) | (rows.state == RowState.DECODE))[0]

@@ -8,7 +8,7 @@ Rules
 - Only admitted rows are in a plan; a row is admitted with the pages of its whole prompt.
 - Results are committed against their own plan; a row that ended meanwhile drops its token.
 - The running request of the lowest rank (the oldest; with priorities, see engine/waiting.py) is
-  never retracted, and alone it always fits: so everyone ends.
+  retracted for no other but one of a lower rank, and alone it always fits: so everyone ends.
 """
 
 from dataclasses import replace
@@ -388,6 +388,8 @@ class Scheduler:
             return
         if waiting.request.id not in self.waiting:
             return  # it has ended
+        if rows.free and self.admission.would_fit(waiting, 0):
+            return  # what it needs has come back since
         candidates = preemptible(rows, waiting, threshold)
         if len(candidates) and self.admission.would_fit(waiting, int(rows.pages[candidates].sum())):
             self._retract(first_to_go(rows, candidates, self.page_size))

@@ -225,6 +225,17 @@ def test_a_waiting_request_takes_the_row_of_one_much_less_urgent() -> None:
     assert rig.ends[0] == 2
 
 
+def test_a_row_is_taken_from_the_only_one_that_runs_too() -> None:
+    rig = Rig("priority", preemption_threshold=2)
+    rig.submit(0, prompt_of(5, 0), 20)
+    rig.step()
+    rig.submit(1, prompt_of(5, 1), 20, priority=5)
+    rig.submit(2, prompt_of(5, 2), 3, priority=6)  # not by so much more than the other
+    rig.drain()
+    assert rig.starts == [0, 2, 1] and rig.ends == [2, 1, 0]
+    assert rig.scheduler.retractions == 1
+
+
 @pytest.mark.parametrize(("threshold", "priority"), [(None, 9), (3, 2)])
 def test_a_request_that_is_not_urgent_enough_waits(threshold: int | None, priority: int) -> None:
     rig = Rig("priority", max_running=2, preemption_threshold=threshold)
