@@ -102,10 +102,11 @@ def _process_age_s() -> float:
 
 def _curl(config: ServerConfig, name: str, address: str, *, chat: bool) -> str:
     question = "What is the capital of France?"
-    path, body = "completions", {"model": name, "prompt": question, "max_tokens": 32}
-    if chat:
-        path = "chat/completions"
-        body = {"model": name, "messages": [{"role": "user", "content": question}]}
+    path = "chat/completions" if chat else "completions"
+    messages = [{"role": "user", "content": question}]
+    asked = {"messages": messages} if chat else {"prompt": question}
+    # A small model without a limit may talk until the context is full.
+    body = {"model": name, **asked, "temperature": 0, "max_tokens": 100}
     options = "-k " if config.tls_cert is not None else ""
     if config.api_keys:
         options += "-H 'authorization: Bearer KEY' "

@@ -131,11 +131,3 @@ def test_it_ends_cleanly_with_every_page_accounted_for(server: ServerProcess) ->
     assert server.wait_exit() == 0
     said = server.all_said()
     assert "ended" in said and "Traceback" not in said and "ERROR" not in said, said
-
-
-def test_a_broken_checkpoint_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
-    with serving_model(tmp_path) as server:
-        assert server.wait_exit() == 1
-        said = server.all_said()
-        assert "the model cannot be loaded" in said and "Traceback" not in said
