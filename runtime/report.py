@@ -104,7 +104,7 @@ def _curl(config: ServerConfig, name: str, address: str, *, chat: bool) -> str:
     question = "What is the capital of France?"
     path = "chat/completions" if chat else "completions"
     messages = [{"role": "user", "content": question}]
-    asked = {"messages": messages} if chat else {"prompt": question}
+    asked: dict[str, object] = {"messages": messages} if chat else {"prompt": question}
     # A small model without a limit may talk until the context is full.
     body = {"model": name, **asked, "temperature": 0, "max_tokens": 100}
     options = "-k " if config.tls_cert is not None else ""

@@ -38,13 +38,18 @@ class TextJobs:
             message = f"The server has {MAX_JOBS} texts to encode or decode, which is its limit."
             raise Rejected(503, message, code="busy", retry_after_s=1)
         self._running += 1
+        running = asyncio.ensure_future(asyncio.to_thread(job, *args, **kwargs))
+        running.add_done_callback(self._end)
         try:
-            return await asyncio.to_thread(job, *args, **kwargs)
+            return await asyncio.shield(running)  # a client that leaves frees no thread
         except (PromptError, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a panic in Rust is no Exception, and this text's alone
             log.exception("a text cannot be encoded or decoded")
             message = "The server failed to encode or decode this text."
             raise Rejected(500, message, code="internal_error") from error
-        finally:
-            self._running -= 1
+
+    def _end(self, job: "asyncio.Future[Result]") -> None:
+        self._running -= 1
+        if not job.cancelled():
+            job.exception()  # seen, though its client may have left

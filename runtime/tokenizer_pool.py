@@ -112,7 +112,8 @@ class TokenizerLoop:
         opening, closing = map(self._encoder.token_id, (markers.opening, markers.closing))
         if opening is None or closing is None:
             return None
-        opened = markers.always or opening in prompt_ids[-_MARKER_AND_SPACE:]
+        marked = [token for token in prompt_ids[-_MARKER_AND_SPACE:] if token in (opening, closing)]
+        opened = markers.always or (bool(marked) and marked[-1] == opening)
         return Thinking(opening, closing, opened, budget)
 
     def _fitted(self, submission: Submission, prompt_tokens: int) -> int | None:

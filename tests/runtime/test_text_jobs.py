@@ -47,5 +47,30 @@ def test_jobs_are_bounded() -> None:
     asyncio.run(main())
 
 
+def test_a_client_that_leaves_frees_no_place() -> None:
+    """Its thread works on, and keeps the text."""
+    gate = threading.Event()
+
+    async def main() -> None:
+        jobs = TextJobs()
+        asked = [asyncio.ensure_future(jobs.run(gate.wait)) for _ in range(MAX_JOBS)]
+        await asyncio.sleep(0)
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(Rejected) as refusal:
+            await jobs.run(len, "x")
+        assert refusal.value.status == 503
+        gate.set()
+        while True:
+            try:
+                assert await jobs.run(len, "xyz") == 3
+                return
+            except Rejected:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def _refuse() -> None:
     raise PromptError("no", "prompt")

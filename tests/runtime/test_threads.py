@@ -120,7 +120,17 @@ def tokenize(
     return verdict, threads.rings.requests[0].receiver.try_pop()
 
 
-@pytest.mark.parametrize(("text", "opened"), [("hi", False), ("hi<", True), ("hi<\n", True)])
+@pytest.mark.parametrize(
+    ("text", "opened"),
+    [
+        ("hi", False),
+        ("hi<", True),
+        ("hi<\n", True),
+        ("hi<>", False),
+        ("<\n>", False),
+        (">\n<", True),
+    ],
+)
 def test_a_budget_for_reasoning_comes_with_the_markers_ids(text: str, opened: bool) -> None:
     threads = Threads()
     markers = ReasoningMarkers("<think>", "</think>")
