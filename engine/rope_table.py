@@ -61,6 +61,8 @@ def cos_sin_table(
     rope: Rope, head_dim: int, positions: int, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """[positions, head_dim] float32 on `device`: head_dim / 2 cosines, then as many sines."""
+    if torch.device(device).type == "meta":  # where arange would import torch's compiler: 150 MB
+        return torch.empty((positions, head_dim), dtype=torch.float32, device=device)
     frequencies = inverse_frequencies(rope, head_dim).to(device)
     angles = torch.arange(positions, device=device, dtype=torch.float32)[:, None] * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor

@@ -1,6 +1,10 @@
 """Engines from settings: what is refused before any weight is loaded, and dummy weights."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +101,17 @@ def test_dummy_weights_need_config_json_alone_and_are_the_same_each_time(tmp_pat
     first = answer(folder, load_format="dummy")
     assert len(first) == 12 and first == answer(folder, load_format="dummy", seed=0)
     assert first != answer(folder, load_format="dummy", seed=1)
+
+
+def test_an_engine_is_built_without_torchs_compiler(checkpoint: Callable[[str], Path]) -> None:
+    """Which would come along with a second of start-up and 150 MB."""
+    program = (
+        "import sys; from pathlib import Path; from engine.build import build_engine; "
+        "from engine.config import EngineConfig; "
+        "build_engine(EngineConfig(model=Path(sys.argv[1]), max_kv_tokens=512)); "
+        "assert 'sympy' not in sys.modules and 'torch._dynamo' not in sys.modules"
+    )
+    root = Path(__file__).resolve().parents[2]
+    paths = os.pathsep.join(map(str, (root, root / "http", root / "kernels")))
+    command = [sys.executable, "-c", program, str(checkpoint("llama"))]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": paths})
