@@ -39,7 +39,8 @@ def save(name: str, figures: dict[str, Any], device: str | None = None) -> Path:
         "versions": _versions(),
         "figures": figures,
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    # What is under somebody's home is told as everybody's.
+    path.write_text(json.dumps(record, indent=1).replace(str(Path.home()), "~") + "\n")
     return path
 
 
