@@ -9,11 +9,13 @@ Knows no HTTP.
 """
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from engine.grammar.spec import GrammarError, GrammarSpec
 from engine.request import CompiledGrammar
 from runtime.lifecycle import GrammarSource
+from runtime.to_the_end import run_to_the_end
 
 THREADS: Final = 2  # of which one tries a grammar, and the other compiles what has passed
 WAIT_S: Final = 20.0  # for a turn
@@ -37,11 +39,4 @@ class GrammarJobs:
         except TimeoutError:
             message = "too many grammars are being tried; try again"
             raise GrammarError(message, transient=True) from None
-        job = asyncio.ensure_future(asyncio.to_thread(source.compile, spec))
-        job.add_done_callback(self._end_turn)
-        return await asyncio.shield(job)
-
-    def _end_turn(self, job: "asyncio.Future[CompiledGrammar]") -> None:
-        self._turns.release()
-        if not job.cancelled():
-            job.exception()  # seen, though its client may have left
+        return await run_to_the_end(partial(source.compile, spec), self._turns.release)

@@ -7,10 +7,12 @@ threads' rings instead, whose backpressure is the engine's queue.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from engine.errors import PromptError
 from httpd.service import Rejected
+from runtime.to_the_end import run_to_the_end
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +40,8 @@ class TextJobs:
             message = f"The server has {MAX_JOBS} texts to encode or decode, which is its limit."
             raise Rejected(503, message, code="busy", retry_after_s=1)
         self._running += 1
-        running = asyncio.ensure_future(asyncio.to_thread(job, *args, **kwargs))
-        running.add_done_callback(self._end)
         try:
-            return await asyncio.shield(running)  # a client that leaves frees no thread
+            return await run_to_the_end(partial(job, *args, **kwargs), self._end)
         except (PromptError, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a panic in Rust is no Exception, and this text's alone
@@ -49,7 +49,5 @@ class TextJobs:
             message = "The server failed to encode or decode this text."
             raise Rejected(500, message, code="internal_error") from error
 
-    def _end(self, job: "asyncio.Future[Result]") -> None:
+    def _end(self) -> None:
         self._running -= 1
-        if not job.cancelled():
-            job.exception()  # seen, though its client may have left
