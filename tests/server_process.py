@@ -106,6 +106,14 @@ class ServerProcess:
         host, port = self.url.rpartition("/")[2].split(":")
         return socket.create_connection((host, int(port)), timeout=SOON_S)
 
+    def end_clean(self) -> None:
+        """Ends it; it must have run until now, and have had nothing to complain of."""
+        assert self.process.poll() is None, self.all_said()
+        self.process.terminate()
+        assert self.wait_exit() == 0
+        said = self.all_said()
+        assert "Traceback" not in said and "ERROR" not in said, said
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()

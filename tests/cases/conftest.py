@@ -40,8 +40,4 @@ def server(case_folder: Path) -> Iterator[ServerProcess]:
     with serving_model(case_folder, *flags.split()) as server:
         yield server.ready()
         server.wait_at_rest()
-        assert server.process.poll() is None, server.all_said()
-        server.process.terminate()
-        assert server.wait_exit() == 0
-        said = server.all_said()
-        assert "Traceback" not in said and "ERROR" not in said, said
+        server.end_clean()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.reasoning import ReasoningSplitter
 from engine.request import ReasoningMarkers
+from tests.timing import check_linear
 
 THINK = ReasoningMarkers("<think>", "</think>")
 
@@ -197,10 +198,4 @@ def test_time_is_linear(name: str, whole: bool) -> None:
         splitter.finish()
         return time.thread_time() - begun
 
-    # Twice doubled: linear is 4, quadratic 16. The best of several runs, since other work disturbs.
-    short = long = float("inf")
-    for _ in range(12):
-        short, long = min(short, seconds(20_000)), min(long, seconds(80_000))
-        if long < 2.5**2 * short:
-            return
-    pytest.fail(f"{long / short:.1f} times as long for 4 times the text")
+    check_linear(seconds, 20_000)

@@ -66,11 +66,7 @@ def server() -> Iterator[ServerProcess]:
     with serving() as server:
         server.ready()
         yield server
-        assert server.process.poll() is None, server.all_said()
-        server.process.terminate()
-        server.wait_exit()
-        said = server.all_said()
-        assert "Traceback" not in said and "ERROR" not in said, said
+        server.end_clean()
 
 
 def read_all(peer: socket.socket) -> bytes:

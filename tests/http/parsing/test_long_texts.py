@@ -7,6 +7,7 @@ import pytest
 
 from httpd.parsing.json_value import JsonValue
 from tests.http.parsing.outputs import cut, new_parser, parts, run
+from tests.timing import check_linear
 
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 BEGUN = '{"name": "add", "parameters": {"a": "'
@@ -46,13 +47,7 @@ def test_time_is_linear(name: str, whole: bool) -> None:
         parser.finish()
         return time.thread_time() - begun
 
-    # Twice doubled: linear is 4, quadratic 16. The best of several runs, since other work disturbs.
-    short = long = float("inf")
-    for _ in range(12):
-        short, long = min(short, seconds(8_000)), min(long, seconds(32_000))
-        if long < 2.5**2 * short:
-            return
-    pytest.fail(f"{long / short:.1f} times as long for 4 times the text")
+    check_linear(seconds, 8_000)
 
 
 def test_nesting_has_no_limit() -> None:
