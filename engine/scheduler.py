@@ -304,7 +304,9 @@ class Scheduler:
         )
 
     def observe(self, plan: StepPlan, took_s: float) -> None:
-        """Learns from what the step took on the device."""
+        """Learns from what the step took on the device, where anybody will ask."""
+        if self._target_itl_s is None:
+            return
         descriptor = plan.descriptor
         tokens = len(descriptor.prefill_tokens)
         self._step_cost.observe(len(descriptor.decode_rows), tokens, took_s)
