@@ -1,37 +1,36 @@
-"""Which requests run in the next step, and what a finished step means for them.
+"""Which requests run in the next step.
 
 `plan` takes a snapshot and moves the rows on as if its step had run; `commit` takes the tokens of
-one such step, in launch order. Between the two, any number of later steps may be planned. Knows no
-torch, no text and no clock.
+one such step, in launch order (engine/commit.py). Between the two, any number of later steps may
+be planned. Knows no torch, no text and no clock.
 
 Rules
 - Only admitted rows are in a plan; a row is admitted with the pages of its whole prompt.
-- Results are committed against their own plan; a row that ended meanwhile drops its token.
 - The running request of the lowest rank (the oldest; with priorities, see engine/waiting.py) is
   retracted for no other but one of a lower rank, and alone it always fits: so everyone ends.
 """
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from engine.admission import Admission, Refusal
+from engine.batch import Batch
+from engine.commit import Committer
 from engine.constraints import Constraints
 from engine.holdings import Holdings, RowArray
-from engine.logprobs import StepLogprobs, sampled_logprobs, take_prompt_logprobs
+from engine.logprobs import StepLogprobs
 from engine.pages import PagePool
 from engine.plan import Draft, StepPlan
 from engine.policies import build_policy
 from engine.prefix_cache import PrefixCache
-from engine.request import Finish, Int32Array, Logprobs, Request, Started, StepOutput
+from engine.request import Finish, Int32Array, Request, StepOutput
 from engine.retraction import first_to_go, preemptible, retractable
 from engine.rows import RowState
 from engine.step_cost import StepCost
 from engine.timeouts import NO_TIMEOUTS, Timeouts
 from engine.waiting import OVERTAKINGS, Waiting, WaitingQueue
 
-NO_ROWS: Final[RowArray] = np.empty(0, np.intp)
 UNLIMITED: Final = 2**31 - 1
 
 
@@ -77,6 +76,8 @@ class Scheduler:
         self._rows = self.holdings.rows
         self.admission = Admission(self.holdings, eos_ids)
         self.constraints = Constraints(self._rows, vocab_size)
+        self.batch = Batch(self.holdings, self.constraints)
+        self._committer = Committer(self.holdings, self.batch, self.constraints)
         self.waiting = WaitingQueue(build_policy(policy, self.holdings, seed), overtakings)
         self._preemption_threshold = preemption_threshold
         self._timeouts = timeouts
@@ -85,14 +86,7 @@ class Scheduler:
         self._blocked: Waiting | None = None  # there was no room for it in the last plan
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED
-        self._prefilling: list[int] = []  # rows, oldest first
-        self._decoding: RowArray = NO_ROWS  # rows in state DECODE once refreshed
-        self._decoding_is_stale = False
-        self._joining: list[int] = []  # rows that decode from the next plan on
-        self._previous_decode: RowArray = NO_ROWS  # what the last descriptor said
-        self._ended: list[tuple[int, Finish, str | None]] = []  # without a token; not yet told
         self._launched_step = 0
-        self._completed_step = 0
 
     # Arrival and departure
 
@@ -123,9 +117,9 @@ class Scheduler:
             row = self.holdings.row_of.get(request_id)
             if row is None:
                 return False
-            self._end_row(row)
-            self.holdings.release(self._completed_step)
-        self._ended.append((request_id, finish, error))
+            self.batch.end(row)
+            self.holdings.release(self._committer.completed_step)
+        self._committer.tell_end(request_id, finish, error)
         return True
 
     def expire(self, now_s: float) -> None:
@@ -135,7 +129,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.holdings.row_of or self._ended) or len(self.waiting) > 0
+        return bool(self.holdings.row_of or self._committer.has_ended or len(self.waiting))
 
     @property
     def running(self) -> int:
@@ -157,38 +151,17 @@ class Scheduler:
             return None
         self._launched_step += 1
         step = self._launched_step
-        positions = self._advance(decode, step)
+        positions = self.batch.advance(decode, step)
         for row, *_ in draft.segments:
             self._rows.last_step[row] = step
         writes = [*self.holdings.take_rewrites(), *draft.page_writes]
         masks = self.constraints.masks(draft.sampling_rows(), decode)
-        return draft.finish(step, decode, self._is_same_decode(decode), positions, writes, masks)
-
-    def _is_same_decode(self, decode: RowArray) -> bool:
-        same = decode is self._previous_decode and len(decode) > 0
-        self._previous_decode = decode
-        return same
-
-    def _advance(self, decode: RowArray, step: int) -> Int32Array:
-        """Moves decode rows one token on; returns the positions of their sampled tokens."""
-        rows = self._rows
-        positions: Int32Array = rows.cached[decode] + 1
-        rows.cached[decode] = positions
-        rows.last_step[decode] = step
-        last = positions + 1 >= rows.limit[decode]
-        if last.any():
-            rows.state[decode[last]] = RowState.TAIL
-            self._decoding_is_stale = True
-        return positions
+        return draft.finish(
+            step, decode, self.batch.is_same_decode(decode), positions, writes, masks
+        )
 
     def _ready_to_decode(self) -> RowArray:
-        """Rows that can decode now; the very array of the last plan where nothing has changed."""
-        if self._decoding_is_stale or self._joining:
-            both = np.concatenate([self._decoding, np.asarray(self._joining, np.intp)])
-            self._decoding = both[self._rows.state[both] == RowState.DECODE]
-            self._joining = []
-            self._decoding_is_stale = False
-        return self.constraints.ready(self._decoding, self._completed_step)
+        return self.batch.ready_to_decode(self._committer.completed_step)
 
     def _plan_decode(self, draft: Draft) -> RowArray:
         """Rows that decode in this step; each has the page that its next position needs."""
@@ -216,7 +189,7 @@ class Scheduler:
 
     def _plan_prefill(self, draft: Draft, decode_rows: int) -> None:
         budget = self._budget_beside(decode_rows)
-        for row in list(self._prefilling):
+        for row in list(self.batch.prefilling):
             if budget == 0:
                 return
             budget -= self._add_chunk(row, budget, draft)
@@ -242,7 +215,7 @@ class Scheduler:
     def _start(self, row: int, waiting: Waiting, draft: Draft) -> bool:
         """Moves a request from the queue to the row it was given; False where it fails at once."""
         self.waiting.start(waiting)
-        self._prefilling.append(row)
+        self.batch.prefilling.append(row)
         error = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
         if error is not None:
             self.end(waiting.request.id, Finish.ERROR, error)
@@ -253,19 +226,9 @@ class Scheduler:
 
     def _add_chunk(self, row: int, budget: int, draft: Draft) -> int:
         """Puts up to `budget` prompt tokens of the row into the step; returns how many."""
-        rows = self._rows
-        start, prefill_end = int(rows.cached[row]), int(rows.prefill_end[row])
-        end = min(start + budget, prefill_end)
-        completes = end == prefill_end
-        draft.add_segment(row, start, rows.tokens[row, start:end], completes)
-        rows.cached[row] = end
-        if completes:
-            self._prefilling.remove(row)
-            if end + 1 < rows.limit[row]:
-                rows.state[row] = RowState.DECODE
-                self._joining.append(row)
-            else:
-                rows.state[row] = RowState.TAIL
+        start, end = self.batch.take_chunk(row, budget)
+        completes = end == self._rows.prefill_end[row]
+        draft.add_segment(row, start, self._rows.tokens[row, start:end], bool(completes))
         return end - start
 
     # Committing
@@ -277,31 +240,11 @@ class Scheduler:
 
         token_ids  [sampled] int32, parallel to plan.sample_rows
         """
-        assert plan.step == self._completed_step + 1
-        self._completed_step = plan.step
-        rows = self._rows
-        rows.valid[plan.chunk_rows] = plan.chunk_ends
-        sampled, positions = plan.sample_rows, plan.sample_positions
-        alive = rows.state[sampled] != RowState.ENDED
-        if not alive.all():
-            sampled, positions, token_ids = sampled[alive], positions[alive], token_ids[alive]
-        rows.tokens[sampled, positions] = token_ids
-        rows.valid[sampled] = positions
-        stopped = rows.is_stop_id(sampled, token_ids)
-        finishes = np.where(positions + 1 >= rows.limit[sampled], Finish.LENGTH, Finish.NONE)
-        finishes = np.where(stopped, Finish.STOP, finishes).astype(np.uint8)
-        request_ids = rows.request_ids[sampled]
-        failed = self.constraints.commit(sampled, token_ids, finishes != Finish.NONE)
-        finishes[[index for index, _ in failed]] = Finish.ERROR
-        errors = tuple((int(request_ids[index]), error) for index, error in failed)
-        told = () if logprobs is None else self._commit_logprobs(plan, logprobs)
-        started = self._commit_prefilled(plan.prefilled_rows)
-        for row in sampled[finishes != Finish.NONE].tolist():
-            self._finish(row)
-        self.holdings.release(self._completed_step)
-        return self._with_ended(
-            StepOutput(plan.step, request_ids, token_ids, finishes, started, errors, told)
-        )
+        return self._committer.commit(plan, token_ids, logprobs, self.admission.forecast)
+
+    def take_ended(self) -> StepOutput | None:
+        """What ended without a token since the last output, where no commit is there to tell it."""
+        return self._committer.take_ended()
 
     def observe(self, plan: StepPlan, took_s: float) -> None:
         """Learns from what the step took on the device, where anybody will ask."""
@@ -311,63 +254,7 @@ class Scheduler:
         tokens = len(descriptor.prefill_tokens)
         self._step_cost.observe(len(descriptor.decode_rows), tokens, took_s)
 
-    def _commit_logprobs(
-        self, plan: StepPlan, logprobs: StepLogprobs
-    ) -> tuple[tuple[int, Logprobs], ...]:
-        take_prompt_logprobs(logprobs, self._rows)
-        return tuple(sampled_logprobs(logprobs, plan, self._rows))
-
-    def _commit_prefilled(self, prefilled: tuple[int, ...]) -> tuple[Started, ...]:
-        """Shares each computed prompt at once, so that the next request with it finds it."""
-        rows, started = self._rows, []
-        for row in prefilled:
-            request = rows.requests[row]
-            if rows.state[row] == RowState.ENDED or request is None:
-                continue
-            self.holdings.share_prompt(row)
-            if not rows.started[row]:
-                rows.started[row] = True
-                parts = rows.prompt_logprobs[row]
-                of_prompt = Logprobs.joined(parts) if parts else None
-                started.append(Started(request, int(rows.cached_tokens[row]), of_prompt))
-        return tuple(started)
-
-    def take_ended(self) -> StepOutput | None:
-        """What ended without a token since the last output, where no commit is there to tell it."""
-        if not self._ended:
-            return None
-        nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
-        return self._with_ended(StepOutput(self._completed_step, *nothing))
-
-    def _with_ended(self, output: StepOutput) -> StepOutput:
-        if not self._ended:
-            return output
-        ended, self._ended = self._ended, []
-        ids, finishes = np.array([e[0] for e in ended]), np.array([e[1] for e in ended], np.uint8)
-        no_tokens = np.full(len(ended), -1, np.int32)
-        return replace(
-            output,
-            request_ids=np.concatenate([output.request_ids, ids]),
-            token_ids=np.concatenate([output.token_ids, no_tokens]),
-            finishes=np.concatenate([output.finishes, finishes]),
-            errors=output.errors + tuple((e[0], e[2]) for e in ended if e[2] is not None),
-        )
-
-    # Ending
-
-    def _finish(self, row: int) -> None:
-        request = self._rows.requests[row]
-        assert request is not None
-        made = int(self._rows.valid[row]) + 1 - len(request.prompt_ids)
-        self.admission.forecast.finished(made, max(1, request.params.max_new_tokens))
-        self._end_row(row)
-
-    def _end_row(self, row: int) -> None:
-        if self._rows.state[row] == RowState.PREFILL:
-            self._prefilling.remove(row)
-        self._decoding_is_stale = True
-        self.constraints.end(row)
-        self.holdings.end(row)
+    # Pressure
 
     def _retract_one(self) -> bool:
         """Sends a running request back for its pages; False where none may be."""
@@ -412,6 +299,6 @@ class Scheduler:
                 retracted=True,
             )
         )
-        self._end_row(row)
-        self.holdings.release(self._completed_step)
+        self.batch.end(row)
+        self.holdings.release(self._committer.completed_step)
         self.retractions += 1

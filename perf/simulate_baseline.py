@@ -8,8 +8,10 @@ retracted. Nobody waits for an equal prompt that is being computed.
 from typing import Any
 
 from engine.admission import Admission, Refusal
+from engine.batch import NO_ROWS
+from engine.holdings import RowArray
 from engine.plan import Draft
-from engine.scheduler import NO_ROWS, RowArray, Scheduler
+from engine.scheduler import Scheduler
 from engine.waiting import Waiting
 
 
