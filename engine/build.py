@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -14,8 +13,15 @@ from engine.cpu_executor import CpuExecutor
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.generation_config import eos_ids
-from engine.kv_cache import page_bytes, pages_within
-from engine.limits import asked_context, asked_pages, check_settings, longest_request
+from engine.kv_cache import page_bytes
+from engine.limits import (
+    asked_context,
+    asked_pages,
+    check_settings,
+    longest_request,
+    pool_budget,
+    pool_pages,
+)
 from engine.load import load_model, outline, resolve_dtype
 from engine.model_config import ModelConfig, read_model_config
 from engine.models.decoder import Decoder
@@ -23,8 +29,6 @@ from engine.pages import PagePool
 from engine.scheduler import Scheduler
 from engine.timeouts import Timeouts
 from engine.weights import Progress, no_progress
-
-CPU_POOL_LIMIT_BYTES: Final = 4 << 30  # a CPU computes too slowly to fill more
 
 
 def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engine:
@@ -92,8 +96,8 @@ class _Built:
 
 
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
-    budget = min(int(_available_bytes() * config.memory_fraction), CPU_POOL_LIMIT_BYTES)
-    pages = _pool_pages(config, model, budget)
+    budget = pool_budget(config, _available_bytes(), on_cpu=True)
+    pages = pool_pages(config, model.config, budget, model.dtype.itemsize)
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CpuExecutor(
         model,
@@ -133,7 +137,8 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
         prefill_tokens=config.prefill_budget or context,
         buckets=buckets,
     )
-    pages = _pool_pages(config, model, int(measured.left * config.memory_fraction))
+    budget = pool_budget(config, measured.left, on_cpu=False)
+    pages = pool_pages(config, model.config, budget, model.dtype.itemsize)
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CudaExecutor(
         model,
@@ -171,15 +176,6 @@ def _resolve_device(config: EngineConfig) -> torch.device:
 
 def _is_known_gpu(index: int = 0) -> bool:
     return torch.cuda.get_device_capability(index) >= (9, 0)
-
-
-def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
-    """KV pages, the dummy page included."""
-    full_context = -(-asked_context(config, model.config) // config.page_size)
-    if config.max_kv_tokens is not None:
-        return 1 + asked_pages(config)
-    affordable = pages_within(budget_bytes, model.config, config.page_size, model.dtype)
-    return min(affordable, 1 + config.max_running * full_context)
 
 
 def _refuse_beyond_memory(config: EngineConfig, shape: ModelConfig, device: torch.device) -> None:

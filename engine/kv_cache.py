@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import ModelError
+from engine.footprint import kv_token_bytes
 from engine.model_config import ModelConfig
 
 
@@ -45,17 +45,4 @@ class KvCache:
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
     """Bytes one page takes over all layers."""
-    values = 2 * config.layers * page_size * config.kv_heads * config.head_dim
-    return values * dtype.itemsize
-
-
-def pages_within(budget_bytes: int, config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """How many pages fit, the dummy page included. Raises ModelError for fewer than two."""
-    size = page_bytes(config, page_size, dtype)
-    pages = budget_bytes // size
-    if pages < 2:
-        raise ModelError(
-            f"{budget_bytes} bytes for keys and values hold {pages} pages of {size} bytes; "
-            "at least 2 are needed"
-        )
-    return pages
+    return page_size * kv_token_bytes(config, dtype.itemsize)

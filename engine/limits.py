@@ -1,11 +1,16 @@
 """What the settings and config.json decide about sizes, before anything is loaded.
 
-Knows neither torch nor the machine: what memory allows is `build.py`'s to find out.
+Knows neither torch nor the machine: how much memory is free is `build.py`'s to find out.
 """
+
+from typing import Final
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.footprint import kv_token_bytes
 from engine.model_config import ModelConfig
+
+CPU_POOL_LIMIT_BYTES: Final = 4 << 30  # a CPU computes too slowly to fill more
 
 
 def check_settings(config: EngineConfig, model: ModelConfig) -> None:
@@ -29,6 +34,34 @@ def asked_pages(config: EngineConfig) -> int:
             f"{config.page_size} tokens"
         )
     return pages
+
+
+def pool_budget(config: EngineConfig, free_bytes: int, *, on_cpu: bool) -> int:
+    """Bytes that the KV pool may take of what is free once all else is loaded."""
+    budget = int(free_bytes * config.memory_fraction)
+    return min(budget, CPU_POOL_LIMIT_BYTES) if on_cpu else budget
+
+
+def pool_pages(
+    config: EngineConfig, model: ModelConfig, budget_bytes: int, item_bytes: int, ranks: int = 1
+) -> int:
+    """KV pages, the dummy page included: what was asked for, else as many as can be of use and fit.
+
+    item_bytes  of one number in it
+
+    Raises ModelError for fewer than two.
+    """
+    if config.max_kv_tokens is not None:
+        return 1 + asked_pages(config)
+    size = config.page_size * kv_token_bytes(model, item_bytes, ranks)
+    pages = budget_bytes // size
+    if pages < 2:
+        raise ModelError(
+            f"{budget_bytes} bytes for keys and values hold {pages} pages of {size} bytes; "
+            "at least 2 are needed"
+        )
+    of_use = config.max_running * -(-asked_context(config, model) // config.page_size)
+    return min(pages, 1 + of_use)
 
 
 def longest_request(config: EngineConfig, model: ModelConfig, pool_tokens: int | None) -> int:

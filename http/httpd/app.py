@@ -24,6 +24,7 @@ from httpd.edge import Edge
 from httpd.endpoint import Api, Endpoint
 from httpd.errors import MESSAGES_PATH, on_http_exception, on_rejected
 from httpd.head_limits import HeadLimits
+from httpd.insight import Insight, insight_routes
 from httpd.openapi import OpenApi
 from httpd.responses_answer import ResponseAnswer
 from httpd.running import Running
@@ -53,11 +54,15 @@ APIS = {
 
 
 def create_app(
-    service: Service, settings: HttpSettings, control: Control | None = None
+    service: Service,
+    settings: HttpSettings,
+    control: Control | None = None,
+    insight: Insight | None = None,
 ) -> Starlette:
     """The ASGI app that answers for `service`; it may be served before the service is READY.
 
     control  what admin routes act on; without it there are none
+    insight  what /capacity, /live, /metrics and /debug tell; without it there are none
     """
     running = Running()
     admin = []
@@ -71,6 +76,7 @@ def create_app(
         ),
         *token_routes(service, settings),
         *status_routes(service, settings.version),
+        *([] if insight is None else insight_routes(insight)),
         *admin,
         openapi.route(),
     ]

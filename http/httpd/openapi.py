@@ -15,6 +15,7 @@ from starlette.routing import Route
 from httpd.anthropic import MessageFields
 from httpd.errors import MESSAGES_PATH
 from httpd.fields import Body, ChatFields, CompletionFields, field_name
+from httpd.openapi_insight import INSIGHT
 from httpd.openapi_schemas import ANSWERS, PARTS, PLACES, Schema, or_null, ref
 from httpd.responses import ResponseFields
 from httpd.service import Service, State
@@ -33,6 +34,7 @@ class Operation:
     body: str | None = None  # likewise
     streams: bool = False
     not_found: bool = False  # 404 is for what the request names, not for its path
+    media_type: str = "application/json"
 
 
 # Name of a body's schema -> the model that checks it
@@ -75,6 +77,14 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/ready"): Operation("Whether the API answers", "Ready"),
     ("GET", "/version"): Operation("The server's version", "Version"),
     ("GET", PATH): Operation("This document", "Object"),
+    ("GET", "/capacity"): Operation("What the machine and the model can carry", "Capacity"),
+    ("GET", "/live"): Operation("What the server does now", "Live"),
+    ("GET", "/metrics"): Operation(
+        "All metrics, for Prometheus", "PrometheusText", media_type="text/plain"
+    ),
+    ("GET", "/debug/requests/{id:path}"): Operation(
+        "One request's way through the server", "Timeline", not_found=True
+    ),
     ("POST", "/flush_cache"): Operation(
         "Gives the prefix cache's pages back; for an admin", "Flushed"
     ),
@@ -120,6 +130,7 @@ def document(routes: Iterable[Route], version: str, model: str | None) -> dict[s
             path = route.path.replace(":path}", "}")
             operation = OPERATIONS[method, route.path]
             paths.setdefault(path, {})[method.lower()] = _operation(path, operation, model)
+    insight = INSIGHT if "/live" in paths else {}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -129,7 +140,7 @@ def document(routes: Iterable[Route], version: str, model: str | None) -> dict[s
         },
         "paths": paths,
         "components": {
-            "schemas": {**ANSWERS, **PARTS, **_body_schemas(model)},
+            "schemas": {**ANSWERS, **insight, **PARTS, **_body_schemas(model)},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
@@ -138,7 +149,7 @@ def document(routes: Iterable[Route], version: str, model: str | None) -> dict[s
 
 def _operation(path: str, operation: Operation, model: str | None) -> dict[str, Any]:
     error = "AnthropicError" if path.startswith(MESSAGES_PATH) else "Error"
-    content: Schema = {"application/json": {"schema": ref(operation.answer)}}
+    content: Schema = {operation.media_type: {"schema": ref(operation.answer)}}
     if operation.streams:
         content["text/event-stream"] = {}  # OpenAPI 3.1 has no word for one event's schema
     refused = {"content": {"application/json": {"schema": ref(error)}}}
@@ -161,7 +172,8 @@ def _operation(path: str, operation: Operation, model: str | None) -> dict[str, 
         body = {"application/json": {"schema": ref(operation.body)}}
         told["requestBody"] = {"required": True, "content": body}
     if "{id}" in path:
-        schema = {"type": "string", "minLength": 1} | ({"examples": [model]} if model else {})
+        named = path.startswith("/v1/models/") and model
+        schema = {"type": "string", "minLength": 1} | ({"examples": [model]} if named else {})
         told["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": schema}]
     return told
 

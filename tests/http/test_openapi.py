@@ -15,6 +15,7 @@ from httpd.openapi import BODIES, OPERATIONS
 from httpd.openapi_schemas import PLACES
 from httpd.service import State
 from tests.fakes_control import FakeControl
+from tests.fakes_insight import KNOWN_REQUEST, FakeInsight
 from tests.fakes_service import FakeService
 from tests.http.conftest import SETTINGS
 
@@ -38,7 +39,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 async def test_every_route_is_in_it() -> None:
-    app = create_app(FakeService(), SETTINGS, FakeControl())
+    app = create_app(FakeService(), SETTINGS, FakeControl(), FakeInsight())
     routes = [route for route in app.routes if isinstance(route, Route)]
     assert len(routes) == len(app.routes)
     served = {
@@ -91,6 +92,7 @@ def test_places_are_fields() -> None:
     assert all(place in fields[kind] for kind, places in PLACES.items() for place in places)
 
 
+JSON = "application/json"
 MESSAGES = [{"role": "user", "content": "hi"}]
 NAMED = {"model": "org/tiny-model"}
 ASKED: list[tuple[str, Any]] = [
@@ -107,6 +109,10 @@ ASKED: list[tuple[str, Any]] = [
     ("/ready", None),
     ("/version", None),
     ("/openapi.json", None),
+    ("/capacity", None),
+    ("/live", None),
+    ("/metrics", None),
+    ("/debug/requests/{id}", None),
     ("/flush_cache", {}),
     ("/abort", {"all": True}),
 ]
@@ -115,15 +121,20 @@ ASKED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("path", "body"), ASKED, ids=[path for path, _ in ASKED])
 async def test_requests_and_answers_are_as_it_says(path: str, body: Any) -> None:
     settings = replace(SETTINGS, access=Access(is_admin_open=True))
-    transport = httpx.ASGITransport(create_app(FakeService(), settings, FakeControl()))
+    transport = httpx.ASGITransport(
+        create_app(FakeService(), settings, FakeControl(), FakeInsight())
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://plait") as client:
         document = await document_of(client)
         method = "GET" if body is None else "POST"
         operation = document["paths"][path][method.lower()]
-        url = path.replace("{id}", "org/tiny-model")
+        named = KNOWN_REQUEST if path.startswith("/debug") else "org/tiny-model"
+        url = path.replace("{id}", named)
         answer = await client.request(method, url, json=body)
         assert answer.status_code == 200, answer.text
-        check(document, operation["responses"]["200"], answer.json())
+        is_text = answer.headers["content-type"].startswith("text/plain")
+        said = answer.text if is_text else answer.json()
+        check(document, operation["responses"]["200"], said, "text/plain" if is_text else JSON)
         if "requestBody" in operation:
             check(document, operation["requestBody"], body)
             refused = await client.post(url, json={**body, "model": 5, "id": 5})
@@ -134,9 +145,9 @@ async def test_requests_and_answers_are_as_it_says(path: str, body: Any) -> None
         check(document, operation["responses"]["default"], unserved.json())
 
 
-def check(document: Any, place: Any, value: Any) -> None:
-    """Raises where `value` is not as the schema of JSON at `place` says."""
-    schema = place["content"]["application/json"]["schema"]
+def check(document: Any, place: Any, value: Any, media_type: str = JSON) -> None:
+    """Raises where `value` is not as the schema at `place` says."""
+    schema = place["content"][media_type]["schema"]
     jsonschema.validate(value, {**schema, "components": document["components"]})
 
 
