@@ -4,6 +4,7 @@ Knows neither who starts nor what tokens come: the scheduler says who, `engine/c
 tokens.
 """
 
+from bisect import insort
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ class Batch:
     """Running rows by what they do in the next step. Owned by the engine thread."""
 
     def __init__(self, holdings: Holdings, constraints: Constraints) -> None:
-        self.prefilling: list[int] = []  # in the order in which they started
+        self.prefilling: list[int] = []  # by their turns; of equal ones, who started first
         self._holdings = holdings
         self._rows = holdings.rows
         self._constraints = constraints
@@ -28,6 +29,11 @@ class Batch:
         self._decoding_is_stale = False
         self._joining: list[int] = []  # rows that decode from the next plan on
         self._previous_decode: RowArray = NO_ROWS  # what the last descriptor said
+
+    def start(self, row: int, turn: int) -> None:
+        """The row computes its prompt, before those whose turns are higher numbers."""
+        self._rows.turn[row] = turn
+        insort(self.prefilling, row, key=lambda each: int(self._rows.turn[each]))
 
     def take_chunk(self, row: int, budget: int) -> tuple[int, int]:
         """The next [start, end) of the row's prompt, at most `budget` tokens; it moves on."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.cache_factory import build_prefix_cache
-from engine.config import EngineConfig
+from engine.config import TARGET_ITL_MS, EngineConfig
 from engine.core import Engine, EngineFacts
 from engine.cpu_executor import CpuExecutor
 from engine.errors import ModelError
@@ -71,7 +71,7 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         vocab_size=model.config.vocab_size,
         policy=config.schedule_policy,
         preemption_threshold=config.preemption_threshold,
-        target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
+        target_itl_s=_target_itl_s(config, on_cuda),
         timeouts=Timeouts(config.queue_timeout_s, config.running_timeout_s),
         seed=config.seed,
     )
@@ -87,6 +87,14 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         overlap=overlap,
     )
     return Engine(scheduler, built.executor, overlap=overlap, facts=facts)
+
+
+def _target_itl_s(config: EngineConfig, on_cuda: bool) -> float | None:
+    target_ms = config.target_itl_ms
+    if target_ms is None:
+        # A CPU's steps take longer than that without any prompt: prompts would only go slowly.
+        target_ms = TARGET_ITL_MS if on_cuda else 0.0
+    return target_ms / 1e3 if target_ms else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,12 +68,12 @@ class LLM:
     def __init__(self, model: str | Path, *, progress: bool = True, **settings: Any) -> None:
         """model     a checkpoint's folder
         progress  show a bar while weights are loaded
-        settings  fields of `EngineConfig`
+        settings  fields of `EngineConfig`; without `target_itl_ms` nothing is done for latency
 
         Raises ModelError for a checkpoint that cannot be served, ValueError for a setting out of
         its range.
         """
-        config = EngineConfig(model=Path(model), **settings)
+        config = EngineConfig(model=Path(model), **{"target_itl_ms": 0, **settings})
         self._tokenizer = Tokenizer.load(config.model)
         with _bar("MB", shown=progress) as bar:
             task = bar.add_task("loading", total=None)

@@ -35,6 +35,10 @@ class Policy:
     Owned by the engine thread.
     """
 
+    # Whether the order holds for prompts that are being computed, too: only where every key has but
+    # finitely many that come later and are lower, or a prompt might never get to its end.
+    interrupts = True
+
     def __init__(self, *, has_priorities: bool = False) -> None:
         """has_priorities  False: what requests say of their priority is not looked at"""
         self.has_priorities = has_priorities
@@ -48,12 +52,38 @@ class Policy:
         return first
 
 
-class LongestOutput(Policy):
-    """First who may make the most tokens: the long ones do not remain as a tail of few rows.
+class ShortestPrompt(Policy):
+    """First the short prompts, which a long one keeps waiting for much longer than they take.
 
     Owned by the engine thread. Here and in all that follow, whoever was retracted goes before
     everyone else: a client is reading its output.
+
+    A prompt's tokens are those not cached when it came. It is overtaken by fewer than it has: its
+    key is its own tokens and, once more, those of all up to it; whoever comes later has the latter
+    in its key as well, and itself twice.
     """
+
+    def __init__(self, holdings: Holdings) -> None:
+        super().__init__()
+        self._cache = holdings.cache
+        self._arrived_tokens = 0
+
+    def key(self, waiting: Waiting) -> int:
+        if waiting.retracted:
+            return _FRONT
+        match = self._cache.match(waiting.request.namespace, waiting.token_ids[:-1])
+        tokens = len(waiting.token_ids) - match.tokens
+        self._arrived_tokens += tokens
+        return self._arrived_tokens + tokens
+
+
+class LongestOutput(Policy):
+    """First who may make the most tokens: the long ones do not remain as a tail of few rows.
+
+    Owned by the engine thread.
+    """
+
+    interrupts = False
 
     def key(self, waiting: Waiting) -> int:
         return _FRONT if waiting.retracted else len(waiting.token_ids) - waiting.limit
@@ -61,6 +91,8 @@ class LongestOutput(Policy):
 
 class Shuffled(Policy):
     """In an order drawn by chance, the same for the same seed. Owned by the engine thread."""
+
+    interrupts = False
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -72,6 +104,8 @@ class Shuffled(Policy):
 
 class Ranked(Policy):
     """A queue whose first few are ordered by what holds now. Owned by the engine thread."""
+
+    interrupts = False
 
     def __init__(self, holdings: Holdings) -> None:
         super().__init__()
@@ -162,6 +196,8 @@ def build_policy(name: str, holdings: Holdings, seed: int = 0) -> Policy:
             return LongestPrefix(holdings)
         case "dfs-weight":
             return HeaviestSubtree(holdings)
+        case "short-first":
+            return ShortestPrompt(holdings)
         case "lof":
             return LongestOutput()
         case "random":

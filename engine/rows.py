@@ -66,6 +66,7 @@ class Rows:
         self.order = np.zeros(count, np.int64)  # arrival order
         self.priority = np.zeros(count, np.int32)  # 0 where the policy does not look at it
         self.rank = np.zeros(count, np.int64)  # as in Waiting: the lowest is never retracted
+        self.turn = np.zeros(count, np.int64)  # whose prompt goes first: see WaitingQueue.turn_of
         self.started = np.zeros(count, np.bool_)  # its first token was committed
         self.prompt_logprobs: list[list[Logprobs]] = [[] for _ in range(count)]
         self._free = list(range(count - 1, -1, -1))

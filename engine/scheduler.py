@@ -190,20 +190,31 @@ class Scheduler:
     def _plan_prefill(self, draft: Draft, decode_rows: int) -> None:
         budget = self._budget_beside(decode_rows)
         for row in list(self.batch.prefilling):
+            turn, first = int(self._rows.turn[row]), self.waiting.first_key
+            if first is not None and first < turn:
+                budget = self._admit(draft, budget, before=turn)
             if budget == 0:
                 return
             budget -= self._add_chunk(row, budget, draft)
+        self._admit(draft, budget)
+
+    def _admit(self, draft: Draft, budget: int, before: int | None = None) -> int:
+        """Starts who may start; returns the prompt tokens that are left of the budget.
+
+        before  a key: only those with lower ones
+        """
         if not self._rows.free and self._preemption_threshold is None:
-            return
+            return budget
         for waiting in self.waiting.candidates():
-            if budget == 0:
-                return
+            if budget == 0 or (before is not None and self.waiting.key_of(waiting) >= before):
+                break
             admitted = self.admission.try_admit(waiting, waits=not self.waiting.is_due(waiting))
             if admitted is Refusal.NO_ROOM:
                 self._blocked = waiting
-                return  # nobody overtakes it, or it might wait for ever
+                break  # nobody overtakes it, or it might wait for ever
             if admitted is not Refusal.SIBLING and self._start(admitted, waiting, draft):
                 budget -= self._add_chunk(admitted, budget, draft)
+        return budget
 
     def _budget_beside(self, decode_rows: int) -> int:
         """Prompt tokens that a step with so many decode rows may carry."""
@@ -214,8 +225,8 @@ class Scheduler:
 
     def _start(self, row: int, waiting: Waiting, draft: Draft) -> bool:
         """Moves a request from the queue to the row it was given; False where it fails at once."""
+        self.batch.start(row, self.waiting.turn_of(waiting))
         self.waiting.start(waiting)
-        self.batch.prefilling.append(row)
         error = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
         if error is not None:
             self.end(waiting.request.id, Finish.ERROR, error)

@@ -11,6 +11,7 @@ the next one carries fewer.
 from typing import Final
 
 DECAY: Final = 0.8  # of what was seen before, with each step
+AIM: Final = 0.9  # of the target: a step that takes a little longer than learnt still keeps it
 FLOOR_TOKENS: Final = 64  # prompts go on whatever it takes: a page of the default size
 
 
@@ -37,7 +38,7 @@ class StepCost:
         """Prompt tokens beside so many decode rows; None until anything is known of them."""
         if not self._prefill_s:
             return None
-        left_s = target_s - self._decoding_s(decode_rows)
+        left_s = AIM * target_s - self._decoding_s(decode_rows)
         return max(FLOOR_TOKENS, int(left_s * self._prefill_tokens / self._prefill_s))
 
     def _decoding_s(self, rows: int) -> float:

@@ -22,6 +22,7 @@ AGEING: Final = 64  # arrivals: as many requests as are looked at for one step
 MOST_PRIORITY: Final = 100  # and least, negative: beyond it is no further
 OVERTAKINGS: Final = 256  # as many as run at the same time by default
 CANDIDATES: Final = 64  # of the queue, looked at for one step
+UNINTERRUPTED: Final = -(1 << 63)  # a turn: before every key
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Order(Protocol):
     """What a queue asks of `engine.policies.Policy`."""
 
     has_priorities: bool
+    interrupts: bool
 
     def key(self, waiting: Waiting) -> int: ...
 
@@ -81,6 +83,18 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Waiting]:
         """In the order of the queue."""
         return (self._entries[request_id][0] for _, _, request_id in self._by_key)
+
+    @property
+    def first_key(self) -> int | None:
+        """The lowest key; None where nobody waits."""
+        return self._by_key[0][0] if self._by_key else None
+
+    def key_of(self, waiting: Waiting) -> int:
+        return self._entries[waiting.request.id][1]
+
+    def turn_of(self, waiting: Waiting) -> int:
+        """Once it has started, those whose keys are lower may still go before the rest of it."""
+        return self.key_of(waiting) if self._policy.interrupts else UNINTERRUPTED
 
     @property
     def oldest(self) -> Waiting:

@@ -83,8 +83,9 @@ _PATH: Final = click.Path(path_type=Path)
 @_option("--max-model-len", "Prompt and output together, tokens; without it, the checkpoint's.",
          type=int)  # fmt: skip
 @_option("--prefill-budget", "Prompt tokens a step; 0 for whole prompts.", type=int)
-@_option("--target-itl-ms", "Time between tokens that prompts are cut for, as far as "
-         "--prefill-budget allows; without it, by that alone.", type=float)  # fmt: skip
+@_option("--target-itl-ms", "Time between tokens: no step carries more of prompts than fits into "
+         "it; 0 for --prefill-budget alone.  [default: 50 on a GPU, 0 on a CPU]",
+         type=float)  # fmt: skip
 @_option("--max-kv-tokens", "Size of the KV cache, tokens; without it, from --memory-fraction.",
          type=int)  # fmt: skip
 @_option("--memory-fraction", "Share of the memory left after loading that the KV cache takes.",

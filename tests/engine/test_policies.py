@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.cache_factory import build_prefix_cache
 from engine.config import SCHEDULE_POLICIES, EngineConfig
@@ -27,13 +29,14 @@ class Rig:
         pages: int = 65,
         preemption_threshold: int | None = None,
         overtakings: int = 256,
+        prefill_budget: int | None = None,
     ) -> None:
         self.scheduler = Scheduler(
             pool=PagePool(pages),
             cache=build_prefix_cache("radix", PAGE),
             max_running=max_running,
             max_model_len=64,
-            prefill_budget=None,
+            prefill_budget=prefill_budget,
             eos_ids=(),
             vocab_size=VOCAB,
             policy=policy,
@@ -117,6 +120,48 @@ def test_dfs_weight_goes_down_the_prefix_most_wait_for_and_stays_there() -> None
         order = [waiting.request.id for waiting in rig.scheduler.waiting.candidates()]
     assert order == [6, 8, 4, 7, 3, 5, 2000]
     rig.drain()
+
+
+def test_short_first_starts_the_short_and_overtakes_a_long_one_by_less_than_its_length() -> None:
+    rig = Rig("short-first")
+    lengths = [5, 30, 8, 8, 8, 8, 8, 8]
+    for number, length in enumerate(lengths):
+        rig.submit(number, prompt_of(length, number), 1)
+    rig.drain()
+    assert rig.starts == [0, 2, 3, 1, 4, 5, 6, 7]  # another 8, which count twice, would be too many
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_short_first_overtakes_nobody_by_as_many_tokens_as_it_has(lengths: list[int]) -> None:
+    queue = WaitingQueue(build_policy("short-first", Rig("fcfs").scheduler.holdings))
+    for number, length in enumerate(lengths):
+        queue.add(Request(number, prompt_of(length, number), SamplingParams(2), seed=0))
+    order = [waiting.request.id for waiting in queue]
+    for place, number in enumerate(order):
+        overtook = [lengths[other] for other in order[:place] if other > number]
+        assert sum(overtook) < lengths[number]
+
+
+def test_short_first_counts_what_is_not_cached() -> None:
+    rig = Rig("short-first")
+    long = prompt_of(40, 100)
+    rig.submit(0, long, 1)
+    rig.drain()
+    for number in range(1, 4):
+        rig.submit(number, prompt_of(12, number), 1)
+    rig.submit(4, starting_with(long, 2, 4), 1)
+    rig.drain()
+    assert rig.starts == [0, 1, 2, 4, 3]
+
+
+def test_a_short_prompt_goes_before_the_rest_of_a_long_one() -> None:
+    for policy, starts in (("short-first", [1, 0]), ("lof", [0, 1])):
+        rig = Rig(policy, max_running=2, prefill_budget=8)
+        rig.submit(0, prompt_of(40, 0), 9)
+        rig.step()
+        rig.submit(1, prompt_of(6, 1), 9)
+        rig.drain()
+        assert rig.starts == starts
 
 
 def test_lof_starts_first_what_may_take_longest() -> None:
@@ -301,7 +346,7 @@ def test_whoever_was_retracted_is_at_the_front() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"schedule_policy": "lifo"}, "must be one of fcfs, lpm"),
+        ({"schedule_policy": "lifo"}, "must be one of fcfs, short-first"),
         ({"preemption_threshold": 1}, "only a schedule_policy of priority"),
         ({"schedule_policy": "priority", "preemption_threshold": 0}, "between 1 and 1000"),
     ],
