@@ -6,9 +6,8 @@ Everyone ends once, with the output of a lone run, and nobody is overtaken more 
 from collections import defaultdict
 
 import numpy as np
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from engine.cache_factory import build_prefix_cache
 from engine.config import SCHEDULE_POLICIES
@@ -23,13 +22,14 @@ from tests.fakes_executor import (
     expected_output,
     fake_engine,
 )
+from tests.stateful import OPERATIONS, CountedMachine, run_operations
 
 EOS = 5
 MAX_MODEL_LEN = 48
 QUEUE_TIMEOUT, RUNNING_TIMEOUT = 5, 9  # a request comes each second
 
 
-class SchedulerMachine(RuleBasedStateMachine):
+class SchedulerMachine(CountedMachine):
     """Drives an engine over a fake executor; the model is `expected_output`."""
 
     @initialize(
@@ -245,10 +245,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.finishes[number] == expected
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=120,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-TestScheduler = SchedulerMachine.TestCase
+def test_random_operations() -> None:
+    done, _ = run_operations(SchedulerMachine, OPERATIONS)
+    assert done >= OPERATIONS
