@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from perf.load import Target, new_client
+from client.target import Target, new_client
 from perf.results import save
 from perf.serving import Served, serving
 from tests.checkpoints import build_checkpoint, save_tokenizer

@@ -1,7 +1,7 @@
 """The `plait` command: serve a model, and in a checkout run its tests.
 
 `./plait` in a checkout prepares an environment and runs this inside; an installed Plait runs it as
-it is. It knows the commands' names; what `serve` takes and does is `runtime.serve`'s business.
+it is. It knows the commands' names; what each takes and does is its own module's business.
 """
 
 import importlib.util
@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import click
 
+from client.bench.command import bench
 from runtime.gil import restart_without_gil
 from runtime.serve import serve
 from runtime.setup.console import SetupError, say
@@ -24,10 +25,11 @@ _ANYTHING = {"ignore_unknown_options": True, "help_option_names": []}
 
 @click.group()
 def commands() -> None:
-    """Serves language models over an OpenAI-compatible API."""
+    """Serves language models over an OpenAI-compatible API, and measures those that do."""
 
 
 commands.add_command(serve)
+commands.add_command(bench)
 
 
 @commands.command(context_settings=_ANYTHING, hidden=not _IN_CHECKOUT)

@@ -1,0 +1,1 @@
+"""Where workloads come from. Every dataset is seeded: the same options ask the same questions."""
