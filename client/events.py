@@ -42,8 +42,8 @@ class EventReader:
 def _chunk_of(text: str) -> dict[str, Any]:
     try:
         chunk = json.loads(text)
-    except ValueError as error:
-        raise StreamError(f"an event is no JSON: {text[:200]}") from error
+    except ValueError as broken:
+        raise StreamError(f"an event is no JSON: {text[:200]}") from broken
     if not isinstance(chunk, dict):
         raise StreamError(f"an event is no object: {text[:200]}")
     if error := chunk.get("error"):

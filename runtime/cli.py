@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from client.bench.command import bench
+from runtime.chat import chat
 from runtime.gil import restart_without_gil
 from runtime.serve import serve
 from runtime.setup.console import SetupError, say
@@ -25,10 +26,11 @@ _ANYTHING = {"ignore_unknown_options": True, "help_option_names": []}
 
 @click.group()
 def commands() -> None:
-    """Serves language models over an OpenAI-compatible API, and measures those that do."""
+    """Serves language models over an OpenAI-compatible API, chats with them, measures them."""
 
 
 commands.add_command(serve)
+commands.add_command(chat)
 commands.add_command(bench)
 
 

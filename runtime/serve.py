@@ -149,7 +149,7 @@ def serve(model: str | None, **flags: Any) -> None:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
         raise click.ClickException(str(error)) from error
-    code, all_ended = run(config, _load_real(config))
+    code, all_ended = run(config, load_real(config))
     logging.shutdown()
     if not all_ended:
         os._exit(code)  # a thread that hangs would hang the interpreter's own end too
@@ -195,8 +195,8 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
     set_up_logging()
     faulthandler.enable()
     _allow_many_files()
-    listening = _listen(config)
-    address = _address(config, listening)
+    listening = listen(config)
+    address = address_of(config, listening)
     report = LoadingReport()
 
     def on_ready(facts: ModelFacts) -> None:
@@ -221,7 +221,7 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
     return outcome.exit_code, outcome.all_ended
 
 
-def _load_real(config: ServerConfig) -> Load:
+def load_real(config: ServerConfig) -> Load:
     def load(progress: Progress) -> tuple[ServedEngine, Loaded]:
         progress("importing torch", None)
         from runtime.loading import load_engine  # takes seconds: see the module's docstring
@@ -238,7 +238,7 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _listen(config: ServerConfig) -> socket.socket:
+def listen(config: ServerConfig) -> socket.socket:
     """A listening socket: connections wait in its queue until the HTTP loop takes them."""
     listening: socket.socket | None = None
     try:
@@ -258,7 +258,7 @@ def _listen(config: ServerConfig) -> socket.socket:
     return listening
 
 
-def _address(config: ServerConfig, listening: socket.socket) -> str:
+def address_of(config: ServerConfig, listening: socket.socket) -> str:
     scheme = "http" if config.tls_cert is None else "https"
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{scheme}://{host}:{listening.getsockname()[1]}"

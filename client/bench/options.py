@@ -24,7 +24,9 @@ class RangeType(click.ParamType[tuple[Number, Number]], Generic[Number]):
     def __init__(self, number: type[Number], low: Number, *, may_fall: bool = False) -> None:
         """low  the least that either end may be;  may_fall  whether the second may be smaller"""
         self.name = "N|LOW-HIGH" if not may_fall else "N|FIRST-LAST"
-        self._number, self._low, self._may_fall = number, low, may_fall
+        self._number: type[Number] = number
+        self._low: Number = low
+        self._may_fall = may_fall
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Number, Number]:
         if isinstance(value, tuple):

@@ -234,7 +234,7 @@ def test_a_port_in_use_is_told_without_a_stack(tmp_path: Path) -> None:
         taken.listen()
         config = ServerConfig(EngineConfig(tmp_path), port=taken.getsockname()[1])
         with pytest.raises(click.ClickException, match="cannot listen on 127.0.0.1 port"):
-            serve._listen(config)
+            serve.listen(config)
 
 
 def test_a_folder_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""`plait chat`: a conversation in the terminal with any OpenAI-compatible server."""
