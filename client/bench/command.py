@@ -159,7 +159,7 @@ def _report(
     figures = summarise(samples, run.targets)
     target = run.asking.target
     Console().print(tables_of(figures, f"{run.label} at {target.url}, HTTP/{1 + target.http2}"))
-    record = {
+    record: dict[str, Any] = {
         "label": run.label,
         "server": {"url": target.url, "model": target.model, "http": 1 + target.http2,
                    "version": _version_of(target)},
