@@ -16,10 +16,13 @@ from engine.waiting import Waiting
 
 
 class Refusal(enum.Enum):
-    """Why a request does not start now."""
+    """Why a request does not start now: which budget is spent, in words for people."""
 
-    NO_ROOM = enum.auto()  # too few pages, or no row
-    SIBLING = enum.auto()  # somebody is computing most of its prompt: it is soon in the cache
+    PREFILL = "prompt tokens of the step"
+    ROWS = "rows"
+    PAGES = "pages for its prompt"
+    PAGES_LATER = "pages for its prompt and for what running requests are going to make"
+    SIBLING = "none: most of its prompt is being computed for another"  # and soon in the cache
 
 
 class Admission:
@@ -41,12 +44,12 @@ class Admission:
         """
         holdings, request = self._holdings, waiting.request
         if not holdings.rows.free:
-            return Refusal.NO_ROOM
+            return Refusal.ROWS
         if self._changes != holdings.changes:
             self._changes = holdings.changes
             self._refused.clear()
         refusal = self._refused.get(request.id)
-        if refusal is Refusal.NO_ROOM or (refusal is Refusal.SIBLING and waits):
+        if refusal is not None and (waits or refusal is not Refusal.SIBLING):
             return refusal
         match = holdings.cache.match(request.namespace, _reusable(waiting))
         refusal = self._try_lock(waiting, match, waits)
@@ -89,12 +92,17 @@ class Admission:
         needed = missing + self._reserved_pages(waiting)
         # Twice: locking the matched path turns pages that could be evicted into protected ones.
         if needed > holdings.takeable_pages:
-            return Refusal.NO_ROOM
+            return self._too_many(missing)
         holdings.cache.lock(match.node)
         if needed > holdings.takeable_pages:
+            refusal = self._too_many(missing)
             holdings.cache.unlock(match.node)
-            return Refusal.NO_ROOM
+            return refusal
         return None
+
+    def _too_many(self, prompt_pages: int) -> Refusal:
+        fits = prompt_pages <= self._holdings.takeable_pages
+        return Refusal.PAGES_LATER if fits else Refusal.PAGES
 
     def _coming_pages(self, waiting: Waiting, match: Match) -> int:
         """Pages of the prompt that are not cached, but being computed for others."""

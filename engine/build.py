@@ -72,6 +72,7 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         policy=config.schedule_policy,
         preemption_threshold=config.preemption_threshold,
         target_itl_s=_target_itl_s(config, on_cuda),
+        trace_steps=config.trace_steps,
         timeouts=Timeouts(config.queue_timeout_s, config.running_timeout_s),
         seed=config.seed,
     )

@@ -38,6 +38,7 @@ class EngineConfig:
     schedule_policy: str = "fcfs"
     preemption_threshold: int | None = None  # levels of priority; None: no request takes another's
     target_itl_ms: float | None = None  # of a step; 0: any; None: TARGET_ITL_MS on CUDA, else any
+    trace_steps: int = 0  # of the last steps, why each was so: see engine/step_trace.py
     queue_timeout_s: float | None = None  # a request's age before it starts; None: any
     running_timeout_s: float | None = None  # its age once it has started; None: any
 
@@ -58,6 +59,7 @@ class EngineConfig:
                 f"schedule_policy is {self.schedule_policy!r}; it must be one of "
                 f"{', '.join(SCHEDULE_POLICIES)}"
             )
+        self._within("trace_steps", self.trace_steps, 0, 100_000)
         if self.target_itl_ms:
             self._within("target_itl_ms", self.target_itl_ms, 1, 60_000)
         for name in ("queue_timeout_s", "running_timeout_s"):

@@ -14,6 +14,7 @@ from engine.executor import Executor, LaunchedStep
 from engine.plan import StepPlan
 from engine.request import Finish, Request, StepOutput
 from engine.scheduler import Scheduler
+from engine.step_trace import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class Engine:
         """Frees the pages that only the prefix cache holds; how many those were."""
         return self._scheduler.holdings.flush_cache()
 
+    def last_steps(self, count: int) -> tuple[StepRecord, ...]:
+        """The last steps that are done and why they were so, oldest first; none without a trace."""
+        trace = self._scheduler.trace
+        return () if trace is None else trace.last(count)
+
     @property
     def has_work(self) -> bool:
         return bool(self._in_flight) or self._scheduler.has_work
@@ -113,7 +119,7 @@ class Engine:
         token_ids, logprobs = launched.wait_tokens_sync(), launched.wait_logprobs_sync()
         begun = time.perf_counter()
         # The device began this step once it had the last one behind it.
-        self._scheduler.observe(plan, begun - max(launched_s, self._done_s))
+        self._scheduler.observe(plan, begun - max(launched_s, self._done_s), begun)
         self._done_s = begun
         output = self._scheduler.commit(plan, token_ids, logprobs)
         self._host_s += time.perf_counter() - begun

@@ -36,6 +36,7 @@ class Holdings:
         # Grows whenever a request that could not be admitted might be: pages came back, or others
         # of its prompt's pages are cached.
         self.changes = 0
+        self.evicted_pages = 0  # since the engine started
         self.producers = Producers(cache.page_size)
         self._rewrites: list[Int32Array] = []  # [n, 3] page writes that the next descriptor carries
 
@@ -53,7 +54,9 @@ class Holdings:
         """[count] pages, no more than `takeable_pages`; what the cache holds goes last."""
         missing = count - self.pool.free_pages
         if missing > 0:
-            self.pool.give(self.cache.evict(missing))
+            evicted = self.cache.evict(missing)
+            self.evicted_pages += len(evicted)
+            self.pool.give(evicted)
         pages = self.pool.try_take(count)
         assert pages is not None
         return pages

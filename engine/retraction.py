@@ -9,6 +9,8 @@ Rules
 - A row whose last step is launched is not sent back either: it is about to give its pages back.
 """
 
+import enum
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,13 @@ from engine.rows import Rows, RowState
 from engine.waiting import Waiting
 
 RowArray = NDArray[np.intp]
+
+
+class Retraction(enum.Enum):
+    """Why one is sent back, in words for people."""
+
+    PAGES = "no page is left for those that decode"
+    PREEMPTION = "a waiting request is that much more urgent"
 
 
 def retractable(rows: Rows) -> RowArray:
@@ -42,12 +51,19 @@ def first_to_go(rows: Rows, candidates: RowArray, page_size: int) -> int:
     """The one of the lowest priority; then the one that loses least; then the youngest.
 
     candidates  at least one row
-    What a row loses is what it has computed and does not share with the prefix cache: tokens that
-    are computed again once their pages were given to others.
     """
-    lost = rows.cached[candidates] - rows.shared[candidates] * page_size
+    lost = lost_tokens(rows, candidates, page_size)
     by_need = np.lexsort((-rows.order[candidates], lost, rows.priority[candidates]))
     return int(candidates[by_need[0]])
+
+
+def lost_tokens(rows: Rows, candidates: RowArray, page_size: int) -> NDArray[np.int32]:
+    """[n] What each has computed and does not share with the prefix cache.
+
+    Tokens that are computed again once their pages were given to others.
+    """
+    lost: NDArray[np.int32] = rows.cached[candidates] - rows.shared[candidates] * page_size
+    return lost
 
 
 def _going_on(rows: Rows) -> RowArray:

@@ -25,9 +25,10 @@ from engine.plan import Draft, StepPlan
 from engine.policies import build_policy
 from engine.prefix_cache import PrefixCache
 from engine.request import Finish, Int32Array, Request, StepOutput
-from engine.retraction import first_to_go, preemptible, retractable
+from engine.retraction import Retraction, first_to_go, lost_tokens, preemptible, retractable
 from engine.rows import RowState
 from engine.step_cost import StepCost
+from engine.step_trace import Admitted, Refused, Retracted, StepTrace
 from engine.timeouts import NO_TIMEOUTS, Timeouts
 from engine.waiting import OVERTAKINGS, Waiting, WaitingQueue
 
@@ -52,6 +53,7 @@ class Scheduler:
         overtakings: int = OVERTAKINGS,
         timeouts: Timeouts = NO_TIMEOUTS,
         target_itl_s: float | None = None,
+        trace_steps: int = 0,
         seed: int = 0,
     ) -> None:
         """
@@ -61,6 +63,7 @@ class Scheduler:
         overtakings           younger requests that may start while one waits
         target_itl_s          what a step that decodes is to take, prompts included, as far as
                               `observe` tells; None: prefill_budget alone limits it
+        trace_steps           of how many steps `trace` tells the reasons; 0: there is none
         seed                  of the random policy
         """
         self.page_size = cache.page_size
@@ -83,6 +86,7 @@ class Scheduler:
         self._timeouts = timeouts
         self._target_itl_s = target_itl_s
         self._step_cost = StepCost()
+        self.trace = StepTrace(trace_steps) if trace_steps else None
         self._blocked: Waiting | None = None  # there was no room for it in the last plan
         self.retractions = 0
         self._prefill_budget = prefill_budget or UNLIMITED
@@ -146,7 +150,8 @@ class Scheduler:
         self._preempt()
         draft = Draft()
         decode = self._plan_decode(draft)
-        self._plan_prefill(draft, len(decode))
+        budget = self._budget_beside(len(decode))
+        self._plan_prefill(draft, budget)
         if not len(decode) and not draft.segments:
             return None
         self._launched_step += 1
@@ -156,6 +161,8 @@ class Scheduler:
             self._rows.last_step[row] = step
         writes = [*self.holdings.take_rewrites(), *draft.page_writes]
         masks = self.constraints.masks(draft.sampling_rows(), decode)
+        if self.trace is not None:
+            self.trace.planned(self.holdings, len(self.waiting), positions, draft.segments, budget)
         return draft.finish(
             step, decode, self.batch.is_same_decode(decode), positions, writes, masks
         )
@@ -187,11 +194,10 @@ class Scheduler:
         draft.write_pages(grown, rows.pages[grown] - 1, pages)
         return grown
 
-    def _plan_prefill(self, draft: Draft, decode_rows: int) -> None:
-        budget = self._budget_beside(decode_rows)
+    def _plan_prefill(self, draft: Draft, budget: int) -> None:
         for row in list(self.batch.prefilling):
-            turn, first = int(self._rows.turn[row]), self.waiting.first_key
-            if first is not None and first < turn:
+            turn, first = int(self._rows.turn[row]), self.waiting.first
+            if first is not None and self.waiting.key_of(first) < turn:
                 budget = self._admit(draft, budget, before=turn)
             if budget == 0:
                 return
@@ -203,18 +209,33 @@ class Scheduler:
 
         before  a key: only those with lower ones
         """
-        if not self._rows.free and self._preemption_threshold is None:
+        if budget == 0 or (not self._rows.free and self._preemption_threshold is None):
+            self._note_refusal(self.waiting.first, Refusal.ROWS if budget else Refusal.PREFILL)
             return budget
         for waiting in self.waiting.candidates():
-            if budget == 0 or (before is not None and self.waiting.key_of(waiting) >= before):
+            if before is not None and self.waiting.key_of(waiting) >= before:
                 break
-            admitted = self.admission.try_admit(waiting, waits=not self.waiting.is_due(waiting))
-            if admitted is Refusal.NO_ROOM:
-                self._blocked = waiting
+            admitted = self._try_admit(waiting, budget)
+            if isinstance(admitted, Refusal):
+                self._note_refusal(waiting, admitted)
+                if admitted is Refusal.SIBLING:
+                    continue
+                if admitted is not Refusal.PREFILL:
+                    self._blocked = waiting
                 break  # nobody overtakes it, or it might wait for ever
-            if admitted is not Refusal.SIBLING and self._start(admitted, waiting, draft):
+            if self._start(admitted, waiting, draft):
                 budget -= self._add_chunk(admitted, budget, draft)
         return budget
+
+    def _try_admit(self, waiting: Waiting, budget: int) -> int | Refusal:
+        if budget == 0:
+            return Refusal.PREFILL
+        return self.admission.try_admit(waiting, waits=not self.waiting.is_due(waiting))
+
+    def _note_refusal(self, waiting: Waiting | None, refusal: Refusal) -> None:
+        if self.trace is not None and waiting is not None:
+            notes = self.trace.notes
+            notes.refused = notes.refused or Refused(waiting.request.id, refusal.value)
 
     def _budget_beside(self, decode_rows: int) -> int:
         """Prompt tokens that a step with so many decode rows may carry."""
@@ -231,6 +252,9 @@ class Scheduler:
         if error is not None:
             self.end(waiting.request.id, Finish.ERROR, error)
             return False
+        if self.trace is not None:
+            tokens, cached = len(waiting.token_ids), int(self._rows.cached[row])
+            self.trace.notes.admitted.append(Admitted(waiting.request.id, tokens, cached))
         rules = self.admission.rules_of(row, waiting)
         draft.join(row, waiting.request, self._rows.pages_of(row), rules)
         return True
@@ -257,13 +281,19 @@ class Scheduler:
         """What ended without a token since the last output, where no commit is there to tell it."""
         return self._committer.take_ended()
 
-    def observe(self, plan: StepPlan, took_s: float) -> None:
-        """Learns from what the step took on the device, where anybody will ask."""
-        if self._target_itl_s is None:
-            return
-        descriptor = plan.descriptor
-        tokens = len(descriptor.prefill_tokens)
-        self._step_cost.observe(len(descriptor.decode_rows), tokens, took_s)
+    def observe(self, plan: StepPlan, took_s: float, done_s: float) -> None:
+        """Learns from what the step took on the device, where anybody will ask.
+
+        done_s  when it was done, on the clock of `Request.arrived_s`
+        """
+        predicted_s = None
+        if self._target_itl_s is not None:
+            rows, tokens = len(plan.descriptor.decode_rows), len(plan.descriptor.prefill_tokens)
+            if self.trace is not None:
+                predicted_s = self._step_cost.predicted_s(rows, tokens)
+            self._step_cost.observe(rows, tokens, took_s)
+        if self.trace is not None:
+            self.trace.done(plan.step, took_s, done_s, predicted_s)
 
     # Pressure
 
@@ -272,7 +302,7 @@ class Scheduler:
         candidates = retractable(self._rows)
         if not len(candidates):
             return False
-        self._retract(first_to_go(self._rows, candidates, self.page_size))
+        self._retract(first_to_go(self._rows, candidates, self.page_size), Retraction.PAGES)
         self.admission.forecast.retracted()
         return True
 
@@ -292,13 +322,20 @@ class Scheduler:
             return  # what it needs has come back since
         candidates = preemptible(rows, waiting, threshold)
         if len(candidates) and self.admission.would_fit(waiting, int(rows.pages[candidates].sum())):
-            self._retract(first_to_go(rows, candidates, self.page_size))
+            row = first_to_go(rows, candidates, self.page_size)
+            self._retract(row, Retraction.PREEMPTION, waiting.request.id)
 
-    def _retract(self, row: int) -> None:
-        """Sends a running request back to the queue, with the tokens that it has made."""
+    def _retract(self, row: int, reason: Retraction, for_id: int | None = None) -> None:
+        """Sends a running request back to the queue, with the tokens that it has made.
+
+        for_id  the request that it makes room for, where that is one
+        """
         rows = self._rows
         request = rows.requests[row]
         assert request is not None
+        if self.trace is not None:
+            lost = int(lost_tokens(rows, np.array([row]), self.page_size)[0])
+            self.trace.notes.retracted.append(Retracted(request.id, reason.value, lost, for_id))
         self.waiting.put_back(
             Waiting(
                 request,

@@ -41,10 +41,21 @@ class StepCost:
         left_s = AIM * target_s - self._decoding_s(decode_rows)
         return max(FLOOR_TOKENS, int(left_s * self._prefill_tokens / self._prefill_s))
 
+    def predicted_s(self, decode_rows: int, prefill_tokens: int) -> float | None:
+        """Of such a step; None until anything is known of its parts."""
+        if (decode_rows and not self._decode_s) or (prefill_tokens and not self._prefill_s):
+            return None
+        prefill_s = 0.0
+        if prefill_tokens:
+            prefill_s = prefill_tokens * self._prefill_s / self._prefill_tokens
+        return (self._decoding_s(decode_rows) if decode_rows else 0.0) + prefill_s
+
     def _decoding_s(self, rows: int) -> float:
         """Of as many rows; else of the nearest fewer, else of the fewest that are known."""
-        known = self._decode_s
+        known, size_of_rows = self._decode_s, rows.bit_length()
+        if size_of_rows in known:
+            return known[size_of_rows]
         if not known:
             return 0.0
-        fewer = [size for size in known if size <= rows.bit_length()]
+        fewer = [size for size in known if size <= size_of_rows]
         return known[max(fewer) if fewer else min(known)]

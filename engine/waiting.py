@@ -85,9 +85,9 @@ class WaitingQueue:
         return (self._entries[request_id][0] for _, _, request_id in self._by_key)
 
     @property
-    def first_key(self) -> int | None:
-        """The lowest key; None where nobody waits."""
-        return self._by_key[0][0] if self._by_key else None
+    def first(self) -> Waiting | None:
+        """Who has the lowest key; None where nobody waits."""
+        return self._entries[self._by_key[0][2]][0] if self._by_key else None
 
     def key_of(self, waiting: Waiting) -> int:
         return self._entries[waiting.request.id][1]

@@ -63,7 +63,7 @@ class EchoExecutor:
         pass
 
 
-def measure(batch: int, steps: int, overlap: bool) -> dict[str, Any]:
+def measure(batch: int, steps: int, overlap: bool, trace_steps: int = 0) -> dict[str, Any]:
     """Times `steps` decode steps over `batch` running requests."""
     page_size, context = 64, 4096
     pages = 1 + batch * context // page_size
@@ -75,6 +75,7 @@ def measure(batch: int, steps: int, overlap: bool) -> dict[str, Any]:
         prefill_budget=None,
         eos_ids=(2,),
         vocab_size=0,
+        trace_steps=trace_steps,
     )
     engine = Engine(scheduler, EchoExecutor(pages, page_size), overlap=overlap, facts=FACTS)
     rng = np.random.default_rng(0)

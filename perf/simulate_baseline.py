@@ -38,8 +38,8 @@ class PrefillFirst(Scheduler):
 
     def _plan_decode(self, draft: Draft) -> RowArray:
         self._ready_to_decode()  # in each plan: rows that have ended go before others get them
-        super()._plan_prefill(draft, decode_rows=0)
+        super()._plan_prefill(draft, self._budget_beside(0))
         return NO_ROWS if draft.segments else super()._plan_decode(draft)
 
-    def _plan_prefill(self, draft: Draft, decode_rows: int) -> None:
+    def _plan_prefill(self, draft: Draft, budget: int) -> None:
         """Done before decoding."""

@@ -109,7 +109,7 @@ class _Run:
     def _commit(self) -> None:
         plan, tokens, done_s, cost_s = self._in_flight.popleft()
         self._now_s = max(self._now_s, done_s)
-        self._scheduler.observe(plan, cost_s)
+        self._scheduler.observe(plan, cost_s, self._now_s)
         self._take(self._scheduler.commit(plan, tokens, None))
 
     def _take(self, output: StepOutput) -> None:

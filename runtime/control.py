@@ -8,13 +8,16 @@ Rules
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from engine.step_trace import StepRecord
 from httpd.errors import not_ready
 from httpd.service import Rejected, State
 from runtime.channel import Receiver, Sender
-from runtime.engine_thread import Flushed
+from runtime.engine_thread import Answer, Command, FlushCache, ReadSteps
 from runtime.inbox import Inbox, LoopInbox, Wakeup
 from runtime.lifecycle import Lifecycle
 from runtime.service import ThreadedService
@@ -27,8 +30,8 @@ class ControlRings:
     """The HTTP loop's ends."""
 
     wakeup: Wakeup  # signalled by answers, and by each change of the server's phase
-    flushes: Sender[int]
-    flushed: Receiver[Flushed]
+    commands: Sender[Command]
+    answers: Receiver[Answer]
 
 
 class ServerControl:
@@ -41,13 +44,21 @@ class ServerControl:
         self._turn = asyncio.Lock()
         self._asked = 0  # commands so far; the last one's number
         self._answered = 0  # the number of the last answer taken
-        self._answer: asyncio.Future[int] | None = None  # to the last command
+        self._answer: asyncio.Future[Answer] | None = None  # to the last command
 
     async def flush_cache(self) -> int:
+        return (await self._ask(FlushCache)).pages
+
+    async def read_steps(self, count: int) -> bytes:
+        steps = (await self._ask(partial(ReadSteps, count=count))).steps
+        return await asyncio.to_thread(_lines, steps)  # milliseconds for a thousand
+
+    async def _ask(self, command: Callable[[int], Command]) -> Answer:
+        """command  makes it with its number"""
         async with self._turn:
             self._answer = asyncio.get_running_loop().create_future()
-            self._send_flush()
-            inbox = LoopInbox(Inbox(self._rings.wakeup, [self._rings.flushed]), self._look)
+            self._send(command)
+            inbox = LoopInbox(Inbox(self._rings.wakeup, [self._rings.answers]), self._look)
             inbox.attach(asyncio.get_running_loop())
             try:
                 return await self._answer
@@ -59,7 +70,7 @@ class ServerControl:
         self._service.abort_all()
         return alive
 
-    def _send_flush(self) -> None:
+    def _send(self, command: Callable[[int], Command]) -> None:
         """Raises `Rejected` where nobody would answer."""
         state = self._lifecycle.state
         if state not in (State.READY, State.DRAINING):
@@ -68,15 +79,19 @@ class ServerControl:
         if self._asked - self._answered >= COMMANDS:
             raise Rejected(503, "The engine has not yet done what it was told.", code="busy")
         self._asked += 1
-        if not self._rings.flushes.try_push(self._asked):
+        if not self._rings.commands.try_push(command(self._asked)):
             raise RuntimeError("a ring that holds every command is full")
 
     def _look(self) -> None:
         """Takes what has come, and ends the wait where nothing more can."""
         assert self._answer is not None
-        for flushed in self._rings.flushed.pop_all():
-            self._answered = flushed.number
-            if flushed.number == self._asked and not self._answer.done():
-                self._answer.set_result(flushed.pages)
+        for answer in self._rings.answers.pop_all():
+            self._answered = answer.number
+            if answer.number == self._asked and not self._answer.done():
+                self._answer.set_result(answer)
         if self._lifecycle.state is State.FAILED and not self._answer.done():
             self._answer.set_exception(not_ready(State.FAILED))
+
+
+def _lines(steps: tuple[StepRecord, ...]) -> bytes:
+    return "".join(f"{step.as_json()}\n" for step in steps).encode()

@@ -22,6 +22,7 @@ import numpy as np
 from engine.core import EngineStats
 from engine.errors import ModelError
 from engine.request import Finish, Request, StepOutput
+from engine.step_trace import StepRecord
 from runtime.channel import Receiver, Sender
 from runtime.detokenizer_thread import TextMaker
 from runtime.inbox import Inbox, Wakeup
@@ -54,6 +55,8 @@ class ServedEngine(Protocol):
 
     def flush_cache(self) -> int: ...
 
+    def last_steps(self, count: int) -> tuple[StepRecord, ...]: ...
+
     def step(self) -> StepOutput | None: ...
 
     def stats(self) -> EngineStats: ...
@@ -85,11 +88,30 @@ Load = Callable[[Progress], tuple[ServedEngine, Loaded]]
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
-    """The answer to a command to flush the prefix cache."""
+class FlushCache:
+    """A command to flush the prefix cache; its answer says how many pages came back."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSteps:
+    """A command to tell of the last steps; its answer has their records."""
+
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an admin's command."""
 
     number: int  # the command's
-    pages: int  # that came back
+    pages: int = 0
+    steps: tuple[StepRecord, ...] = ()
+
+
+Command = FlushCache | ReadSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +122,8 @@ class EngineRings:
     submissions: tuple[Receiver[Request], ...]  # one for each tokenizer thread
     aborts: Receiver[int]
     stops: Receiver[int]
-    flushes: Receiver[int]  # numbers of commands to flush the prefix cache
-    flushed: Sender[Flushed]
+    commands: Receiver[Command]
+    answers: Sender[Answer]
     outputs: Sender[StepOutput]
     loaded: Sender[Loaded]
     stats: Latest[EngineStats]
@@ -115,7 +137,7 @@ class EngineLoop:
         self._progress = progress
         self._rings = rings
         self._inbox = Inbox(
-            rings.wakeup, [rings.aborts, rings.stops, rings.flushes, *rings.submissions]
+            rings.wakeup, [rings.aborts, rings.stops, rings.commands, *rings.submissions]
         )
         self._worked = False  # since the last tidying
         self._tidied_s = time.monotonic()
@@ -173,8 +195,8 @@ class EngineLoop:
             engine.stop_matched(request_id)
         for request_id in aborts:
             engine.abort(request_id)
-        for number in rings.flushes.pop_all():
-            pulse.push(rings.flushed, Flushed(number, engine.flush_cache()))
+        for command in rings.commands.pop_all():
+            pulse.push(rings.answers, _obey(engine, command))
         return bool(aborts or stops or requests)
 
     def _submit(self, engine: ServedEngine, request: Request, pulse: Pulse) -> None:
@@ -197,6 +219,12 @@ class EngineLoop:
             self._worked, self._tidied_s = False, now_s
             engine.check_integrity()
             gc.collect()
+
+
+def _obey(engine: ServedEngine, command: Command) -> Answer:
+    if isinstance(command, FlushCache):
+        return Answer(command.number, pages=engine.flush_cache())
+    return Answer(command.number, steps=engine.last_steps(command.count))
 
 
 def _refused(request_id: int, message: str) -> StepOutput:

@@ -21,7 +21,7 @@ from runtime.channel import Channel
 from runtime.config import ServerConfig
 from runtime.control import COMMANDS, ControlRings
 from runtime.detokenizer_thread import DetokenizerRings
-from runtime.engine_thread import EngineRings, Flushed, Loaded
+from runtime.engine_thread import Answer, Command, EngineRings, Loaded
 from runtime.inbox import Inbox, Wakeup
 from runtime.latest import Latest
 from runtime.messages import Submission, Verdict
@@ -47,8 +47,8 @@ class Rings:
         self.verdicts = [Channel[Verdict](_REQUESTS, self.http) for _ in pool]
         self.aborts = Channel[int](2 * every_request, self.engine)
         self.stops = Channel[int](every_request, self.engine)
-        self.flushes = Channel[int](COMMANDS, self.engine)
-        self.flushed = Channel[Flushed](COMMANDS, self.control)
+        self.commands = Channel[Command](COMMANDS, self.engine)
+        self.answers = Channel[Answer](COMMANDS, self.control)
         self.outputs = Channel[StepOutput](_STEPS, self.detokenizer)
         self.deltas = Channel[tuple[Delta, ...]](_STEPS, self.http)
         self.stats = Latest[EngineStats]()
@@ -72,7 +72,7 @@ class Rings:
         return Inbox(self.http, [self.deltas.receiver, *(ring.receiver for ring in self.verdicts)])
 
     def of_control(self) -> ControlRings:
-        return ControlRings(self.control, self.flushes.sender, self.flushed.receiver)
+        return ControlRings(self.control, self.commands.sender, self.answers.receiver)
 
     def of_engine(self) -> EngineRings:
         return EngineRings(
@@ -80,8 +80,8 @@ class Rings:
             submissions=tuple(ring.receiver for ring in self.requests),
             aborts=self.aborts.receiver,
             stops=self.stops.receiver,
-            flushes=self.flushes.receiver,
-            flushed=self.flushed.sender,
+            commands=self.commands.receiver,
+            answers=self.answers.sender,
             outputs=self.outputs.sender,
             loaded=self.loaded.sender,
             stats=self.stats,

@@ -126,11 +126,13 @@ _PATH: Final = click.Path(path_type=Path)
               help="File of API keys, one a line: all but /health and /ready needs one.  "
               "[more keys: environment variable PLAIT_API_KEYS]")  # fmt: skip
 @click.option("--admin-key-file", type=_PATH,
-              help="File of keys that open /flush_cache and /abort, too.  "
+              help="File of keys that open /flush_cache, /abort and /debug/steps, too.  "
               "[more keys: environment variable PLAIT_ADMIN_KEYS]")  # fmt: skip
 @_option("--access-log/--no-access-log", "A line for each request.")
 @_option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
          type=float)  # fmt: skip
+@_option("--trace-steps", "Of how many steps GET /debug/steps tells an admin why each was so; 0 "
+         "for none.", type=int)  # fmt: skip
 @_option("--queue-timeout-s", "Age of a request that has not started, before it gets a 503; "
          "without it, no limit.", type=float)  # fmt: skip
 @_option("--running-timeout-s", "Likewise of one that has started, from its arrival.", type=float)

@@ -28,6 +28,7 @@ from engine.request import (
     StepOutput,
     TextPrompt,
 )
+from engine.step_trace import Admitted, Chunk, Refused, Retracted, StepRecord
 from httpd.service import ModelCard
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.messages import ModelFacts
@@ -93,6 +94,15 @@ class FakeEncoder:
         return {"<think>": ord("<"), "</think>": ord(">")}.get(text)
 
 
+def step_record(step: int) -> StepRecord:
+    return StepRecord(
+        step, done_s=2.5, took_s=0.01, predicted_s=None, decode_rows=1, decode_kv_tokens=30,
+        prefill_budget=64, chunks=(Chunk(4, 0, 64),), running=2, waiting=1, free_pages=3,
+        evictable_pages=2, evicted_pages=1, admitted=(Admitted(4, 70, 0),),
+        refused=Refused(5, "rows"), retracted=(Retracted(3, "no page", 12, None),),
+    )  # fmt: skip
+
+
 @dataclass
 class _Running:
     request: Request
@@ -139,6 +149,9 @@ class FakeEngine:
     def flush_cache(self) -> int:
         freed, self.cached_pages = self.cached_pages, 0
         return freed
+
+    def last_steps(self, count: int) -> tuple[StepRecord, ...]:
+        return tuple(step_record(step) for step in range(10))[-count:]
 
     def step(self) -> StepOutput | None:
         self.before_step()

@@ -1,6 +1,10 @@
-"""The operator's routes: POST /flush_cache, and POST /abort for one request or for all."""
+"""The operator's routes.
 
-from typing import Any, Protocol
+POST /flush_cache; POST /abort for one request or for all; GET /debug/steps, why the last steps of
+the engine were as they were.
+"""
+
+from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +18,8 @@ from httpd.service import Rejected
 from httpd.strict_json import parse_object
 from httpd.text import json_bytes, shown
 
+STEPS: Final = 100  # told of where the request does not say how many
+
 
 class Control(Protocol):
     """What an admin may do with the server. Every method is called on the HTTP loop."""
@@ -22,6 +28,13 @@ class Control(Protocol):
         """The pages that the prefix cache gave back: all that no request reads.
 
         Raises `Rejected` (503) where the engine does not run, or ends meanwhile.
+        """
+        ...
+
+    async def read_steps(self, count: int) -> bytes:
+        """The last steps, oldest first, a line of JSON each; nothing where none are kept.
+
+        Raises `Rejected` as `flush_cache` does.
         """
         ...
 
@@ -50,10 +63,29 @@ def admin_routes(
             raise Rejected(404, message, param="id", code="response_not_found")
         return _json({"aborted": 1})
 
+    async def read_steps(request: Request) -> Response:
+        lines = await control.read_steps(_how_many(request.query_params.get("last")))
+        return Response(lines, media_type="application/jsonl")
+
+    acts = (("/flush_cache", flush_cache), ("/abort", abort), ("/debug/steps", read_steps))
     return [
-        Route(f"/{act.__name__}", AdminOnly(request_response(act), access), methods=["POST"])
-        for act in (flush_cache, abort)
+        Route(
+            path,
+            AdminOnly(request_response(act), access),
+            methods=["GET" if act is read_steps else "POST"],
+        )
+        for path, act in acts
     ]
+
+
+def _how_many(last: str | None) -> int:
+    """Steps asked for. Raises `Rejected` (400)."""
+    if last is None:
+        return STEPS
+    if not (last.isascii() and last.isdecimal() and len(last) <= 9 and 1 <= int(last)):
+        message = f"'last' is {shown(last)}; it must be a whole number, 1 or more."
+        raise invalid(message, "last", "invalid_value")
+    return int(last)
 
 
 def _which(asked: dict[str, Any]) -> str | None:

@@ -85,6 +85,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/debug/requests/{id:path}"): Operation(
         "One request's way through the server", "Timeline", not_found=True
     ),
+    ("GET", "/debug/steps"): Operation(
+        "The engine's last steps and why they were so, a line of JSON each; for an admin",
+        "StepLines", media_type="application/jsonl",
+    ),
     ("POST", "/flush_cache"): Operation(
         "Gives the prefix cache's pages back; for an admin", "Flushed"
     ),

@@ -162,6 +162,7 @@ ANSWERS: Final[dict[str, Schema]] = {
     "Version": record({"version": STRING}),
     "Flushed": record({"freed_pages": COUNT}),
     "Aborted": record({"aborted": COUNT}),
+    "StepLines": STRING,
     "Object": OBJECT,
 }
 

@@ -72,6 +72,7 @@ class SchedulerMachine(CountedMachine):
             policy=policy[0],
             preemption_threshold=policy[1],
             target_itl_s=target_itl_s,
+            trace_steps=8,
             timeouts=Timeouts(queue_s=QUEUE_TIMEOUT, running_s=RUNNING_TIMEOUT),
             overtakings=overtakings,
         )

@@ -136,6 +136,31 @@ async def test_bad_aborts(body: bytes, status: int, code: str) -> None:
     assert control.aborts == 0
 
 
+async def test_steps_are_told_as_lines() -> None:
+    control = FakeControl()
+    async with client(control) as calling:
+        for query, count in (("", 100), ("?last=1", 1), ("?last=5000", 5000)):
+            response = await calling.get(f"/debug/steps{query}")
+            assert (response.status_code, response.text) == (200, '{"step": 1}\n')
+            assert response.headers["content-type"] == "application/jsonl"
+            assert control.reads[-1] == count
+        for last in ("0", "-1", "x", "1.5", "", "²", "9" * 10):
+            response = await calling.get("/debug/steps", params={"last": last})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "last")
+        assert len(control.reads) == 3
+
+
+async def test_steps_are_for_an_admin() -> None:
+    control = FakeControl()
+    for access in (Access(KEYS, ADMINS), Access(KEYS), Access()):
+        app = create_app(FakeService(), replace(SETTINGS, access=access), control)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://plait") as calling:
+            answer = await calling.get("/debug/steps", headers={"authorization": "Bearer sk-user"})
+            assert answer.status_code == 403
+    assert control.reads == []
+
+
 # One response by its id
 
 

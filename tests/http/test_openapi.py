@@ -63,7 +63,7 @@ async def test_references_lead_somewhere(client: httpx.AsyncClient) -> None:
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in schemas, reference
     unused = set(schemas) - {each.rpartition("/")[2] for each in references(document)}
-    assert unused <= {"AbortRequest", "Aborted", "Flushed"}  # of admins
+    assert unused <= {"AbortRequest", "Aborted", "Flushed", "StepLines"}  # of admins
 
 
 async def test_the_limits_are_those_of_the_models(client: httpx.AsyncClient) -> None:
@@ -113,6 +113,7 @@ ASKED: list[tuple[str, Any]] = [
     ("/live", None),
     ("/metrics", None),
     ("/debug/requests/{id}", None),
+    ("/debug/steps", None),
     ("/flush_cache", {}),
     ("/abort", {"all": True}),
 ]
@@ -128,13 +129,13 @@ async def test_requests_and_answers_are_as_it_says(path: str, body: Any) -> None
         document = await document_of(client)
         method = "GET" if body is None else "POST"
         operation = document["paths"][path][method.lower()]
-        named = KNOWN_REQUEST if path.startswith("/debug") else "org/tiny-model"
+        named = KNOWN_REQUEST if path.startswith("/debug/requests") else "org/tiny-model"
         url = path.replace("{id}", named)
         answer = await client.request(method, url, json=body)
         assert answer.status_code == 200, answer.text
-        is_text = answer.headers["content-type"].startswith("text/plain")
-        said = answer.text if is_text else answer.json()
-        check(document, operation["responses"]["200"], said, "text/plain" if is_text else JSON)
+        media = answer.headers["content-type"].partition(";")[0]
+        said = answer.json() if media == JSON else answer.text
+        check(document, operation["responses"]["200"], said, media)
         if "requestBody" in operation:
             check(document, operation["requestBody"], body)
             refused = await client.post(url, json={**body, "model": 5, "id": 5})

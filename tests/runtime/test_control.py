@@ -7,13 +7,14 @@ from typing import TypeVar
 import pytest
 
 from engine.request import Finish, SamplingParams, TextPrompt
+from engine.step_trace import StepRecord
 from httpd.service import Rejected
 from runtime.control import COMMANDS, ServerControl
 from runtime.inbox import LoopInbox
 from runtime.lifecycle import Failure
 from runtime.queue_limit import QueueLimit
 from runtime.service import ThreadedService
-from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
+from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars, step_record
 from tests.runtime.test_threads import Threads
 
 Result = TypeVar("Result")
@@ -46,6 +47,13 @@ def test_a_flush_is_done_by_the_engine_thread(threads: Threads) -> None:
         return [*at_once, await control.flush_cache()]
 
     assert run(flush_again_and_again()) == [7] + [0] * (3 * COMMANDS)
+
+
+def test_steps_come_as_a_line_each(threads: Threads) -> None:
+    threads.start_all()
+    lines = run(control_of(threads).read_steps(3)).splitlines()
+    steps = [StepRecord.of_json(line.decode()) for line in lines]
+    assert steps == [step_record(step) for step in (7, 8, 9)]
 
 
 def test_an_answer_goes_to_nobody_but_who_asked_for_it(threads: Threads) -> None:
