@@ -136,7 +136,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
 
     context = asked_context(config, model.config)
     buckets: tuple[int, ...] = ()
-    if config.cuda_graph_max_rows and model.config.moe is None:
+    if config.cuda_graph_max_rows and model.may_be_captured:
         buckets = buckets_up_to(min(config.max_running, config.cuda_graph_max_rows))
     measured = measure_step_bytes(
         model,

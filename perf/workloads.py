@@ -4,14 +4,26 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from perf.bench_decode_graph import SHAPES
+from perf.bench_decode_graph import SHAPES, Shape
+
+MODELS: Final = {**SHAPES, "30B-A3B": Shape(2048, 48, 32, 4, 6144, False)}
+_EXPERTS: Final[dict[str, dict[str, Any]]] = {
+    "30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    }
+}
 
 
 def write_config(folder: Path, model: str, context: int = 40_960) -> Path:
     """A folder with the config.json of Qwen3-`model`: enough for dummy weights."""
-    shape = SHAPES[model]
+    shape = MODELS[model]
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -30,6 +42,7 @@ def write_config(folder: Path, model: str, context: int = 40_960) -> Path:
         "hidden_act": "silu",
         "dtype": "bfloat16",
         "eos_token_id": 151_645,
+        **_EXPERTS.get(model, {}),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder

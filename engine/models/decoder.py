@@ -99,6 +99,7 @@ class Decoder:
         )
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_positions, device)
         self._scale = config.head_dim**-0.5
+        self.may_be_captured = True  # known once it is prepared for inference
 
     def destinations(self) -> dict[str, Tensor]:
         """Checkpoint name → where its tensor goes, in the checkpoint's usual order."""
@@ -111,14 +112,20 @@ class Decoder:
         return places
 
     def prepare_for_inference(self) -> None:
-        """Once, after loading: weights laid out as the CPU multiplies them fastest.
+        """Once, after loading: weights laid out as the CPU multiplies them fastest, or on a GPU
+        the experts' kernels compiled, which takes seconds the first time.
 
-        Nothing to do on other devices. A tied output layer gets a packed copy of the embedding.
+        A tied output layer gets a packed copy of the embedding.
         """
         if self.device.type == "cpu" and cpu_linear.can_pack(self.dtype):
             for layer in self.layers:
                 layer.pack()
             self.head = cpu_linear.pack(self.head)
+        if self.device.type == "cuda":
+            mlps = [layer.mlp for layer in self.layers]
+            self.may_be_captured = all(
+                mlp.prepare_kernels() for mlp in mlps if isinstance(mlp, MoeMlp)
+            )
 
     def hidden_states(
         self,

@@ -35,6 +35,10 @@ class MoeMlp:
             yield f"{name}.up_proj.weight", up
             yield f"{name}.down_proj.weight", self.w2[expert]
 
+    def prepare_kernels(self) -> bool:
+        """Compiles what the device needs, once for all layers; whether graphs may hold it."""
+        return ops.prepare_moe(self.w13, self._moe.top_k, self._moe.renormalise)
+
     def pack(self) -> None:
         """The router alone: few tokens reach each expert, and its weights stay as they are."""
         self.router.pack()

@@ -41,7 +41,7 @@ def compiled(source: str, arch: str, macros: Mapping[str, int]) -> bytes:
     if path.is_file():
         return path.read_bytes()
     cubin = _compile(source, options)
-    _write_whole(path, cubin)
+    write_whole(path, cubin)
     return cubin
 
 
@@ -89,7 +89,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Several processes may compile at once: each writes a file of its own, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

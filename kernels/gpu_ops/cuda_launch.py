@@ -177,10 +177,14 @@ _pointer = ctypes.c_void_p
 
 @functools.cache
 def _library(source: str, arch: str, macros: tuple[tuple[str, int], ...]) -> ctypes.c_void_p:
-    cubin = compiled(source, arch, dict(macros))
+    return load_cubin(compiled(source, arch, dict(macros)), source)
+
+
+def load_cubin(cubin: bytes, what: str) -> ctypes.c_void_p:
+    """The driver's handle of machine code. Raises CudaError."""
     library = ctypes.c_void_p()
     load = driver().cuLibraryLoadData
-    check(load(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"load {source}")
+    check(load(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"load {what}")
     return library
 
 

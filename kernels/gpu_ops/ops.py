@@ -26,7 +26,8 @@ Tensor = torch.Tensor
 # Where a CUDA implementation is, if not in cuda_ops.
 _CUDA_MODULES: Final = {
     "sample": "gpu_ops.cuda_sampling",
-    "moe": "gpu_ops.reference",
+    "moe": "gpu_ops.cuda_moe",
+    "prepare": "gpu_ops.cuda_moe",
     "takes": "gpu_ops.cuda_linear",
     "norm_linear": "gpu_ops.cuda_linear",
     "norm_linear_silu_mul": "gpu_ops.cuda_linear",
@@ -238,10 +239,18 @@ def moe(
 
     x              [n, size]
     router_logits  [n, experts]; the softmax runs over all experts, then `renormalise` scales the
-                   chosen ones to sum to 1
+                   chosen ones to sum to 1; of equal logits the lowest expert is chosen
     w13            [experts, 2 f, size]: gate, then up
     w2             [experts, size, f]
+
+    Rounded to the model's dtype: silu(gate) * up, each expert's weighted output, and their sum.
+    On CUDA it synchronises, and cannot be captured, where `prepare_moe` said no.
     """
     if x.is_cuda:
         return _cuda("moe")(x, router_logits, w13, w2, top_k, renormalise)
     return reference.moe(x, router_logits, w13, w2, top_k, renormalise)
+
+
+def prepare_moe(w13: Tensor, top_k: int, renormalise: bool) -> bool:
+    """Whether `moe` with these weights may be captured. Compiles its kernels first; blocks."""
+    return w13.is_cuda and bool(_cuda("prepare")(w13, top_k, renormalise))

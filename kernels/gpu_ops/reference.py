@@ -114,14 +114,16 @@ def moe(
     x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalise: bool
 ) -> Tensor:
     """As `ops.moe`: one expert at a time, those without tokens left out."""
-    weights, chosen = router_logits.float().softmax(-1).topk(top_k, dim=-1)
+    scores = router_logits.float()
+    chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = scores.softmax(-1).gather(-1, chosen)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    out = torch.zeros_like(x)
+    results = x.new_empty((len(x), top_k, x.shape[1]))
     used = torch.bincount(chosen.flatten(), minlength=len(w13)).nonzero()[:, 0]
     for expert in used.tolist():
         tokens, rank = (chosen == expert).nonzero(as_tuple=True)
         hidden = silu_mul(F.linear(x[tokens], w13[expert]))
-        result = F.linear(hidden, w2[expert]) * weights[tokens, rank, None].to(x.dtype)
-        out.index_add_(0, tokens, result)
-    return out
+        result = F.linear(hidden, w2[expert]).float() * weights[tokens, rank, None]
+        results[tokens, rank] = result.to(x.dtype)
+    return results.float().sum(1).to(x.dtype)

@@ -27,7 +27,10 @@ from tests.step_driver import StepDriver, int32
 
 MAX_TOKENS = 64
 ROWS = 6
-GPU_FAMILIES = ["llama", "llama-tied-biased", "mistral-window", "qwen2-window", "qwen3"]
+GPU_FAMILIES = [
+    "llama", "llama-tied-biased", "mistral-window", "qwen2-window", "qwen3", "qwen3-moe",
+    "qwen3-moe-mixed",
+]  # fmt: skip
 ON_DEVICES = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = [
     "host",

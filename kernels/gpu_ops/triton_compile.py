@@ -1,0 +1,141 @@
+"""Triton kernels to machine code, with a cache on disk. Knows nothing of launches.
+
+Triton runs in processes of its own and only where the cache lacks something: it brings a compiler
+of hundreds of megabytes, and is not made for threads without a GIL. `triton_launch.py` needs
+nothing but the machine code. So a program's shapes, dtypes and constants are all settled here.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gpu_ops.cuda_compile import CompileError, cache_folder, write_whole
+
+_FOLDER = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A kernel and all that decides its machine code. Pointers must be multiples of 16 bytes."""
+
+    source: str  # a module of this package
+    kernel: str
+    types: tuple[str, ...]  # of its parameters but for the constants: "*bf16", "*i32", "i32"
+    constants: tuple[tuple[str, int], ...]
+    warps: int
+    stages: int
+    arch: int  # compute capability, times ten
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """A compiled program."""
+
+    name: str
+    threads: int
+    shared_bytes: int
+    code: bytes
+
+
+def compiled(programs: Sequence[Program]) -> list[Cubin]:
+    """Their machine code, from the cache or compiled now, on all cores (2 s, and 1 s for each).
+
+    Raises CompileError.
+    """
+    paths = [_path(program) for program in programs]
+    missing = {path: p for path, p in zip(paths, programs, strict=True) if not path.is_file()}
+    if missing:
+        _compile_elsewhere(list(missing.values()))
+    return [_read(path) for path in paths]
+
+
+def _path(program: Program) -> Path:
+    digest = hashlib.sha256(repr((program, _triton_version())).encode())
+    digest.update((_FOLDER / f"{program.source}.py").read_bytes())
+    return cache_folder() / f"{program.kernel}-{digest.hexdigest()[:24]}.triton"
+
+
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "none"
+
+
+def _read(path: Path) -> Cubin:
+    header, _, code = path.read_bytes().partition(b"\n")
+    return Cubin(**json.loads(header), code=code)
+
+
+def _compile_elsewhere(programs: list[Program]) -> None:
+    """Shares the programs out to child processes; each writes to the cache."""
+    children = min(len(programs), os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = {**os.environ, "TRITON_CACHE_DIR": scratch}
+        environment.pop("TRITON_INTERPRET", None)
+        environment["PYTHONPATH"] = os.pathsep.join([str(_FOLDER.parent), *sys.path[1:]])
+        started = []
+        for index in range(children):
+            share = json.dumps([asdict(program) for program in programs[index::children]])
+            child = subprocess.Popen(
+                [sys.executable, "-m", "gpu_ops.triton_compile"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=environment, text=True,
+            )  # fmt: skip
+            assert child.stdin is not None
+            child.stdin.write(share)
+            child.stdin.close()
+            child.stdin = None
+            started.append(child)
+        outputs = [(child.communicate()[0], child.returncode) for child in started]
+    for output, status in outputs:
+        if status:
+            raise CompileError(f"Triton refused a kernel: {output.strip()[-2000:]}")
+
+
+def _compile(program: Program) -> None:
+    """Needs Triton, which nothing else in this package may import."""
+    import importlib
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(importlib.import_module(f"gpu_ops.{program.source}"), program.kernel)
+    constants, types = dict(program.constants), iter(program.types)
+    names = function.arg_names
+    signature = {name: "constexpr" if name in constants else next(types) for name in names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*")
+    }
+    source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": program.warps, "num_stages": program.stages}
+    made = triton.compile(source, target=GPUTarget("cuda", program.arch, 32), options=options)
+    if made.metadata.global_scratch_size:
+        raise CompileError(f"{program.kernel} wants scratch memory, which no launch gives it")
+    header = {
+        "name": made.metadata.name,
+        "threads": 32 * made.metadata.num_warps,
+        "shared_bytes": made.metadata.shared,
+    }
+    write_whole(_path(program), json.dumps(header).encode() + b"\n" + made.asm["cubin"])
+
+
+def _read_program(fields: dict[str, object]) -> Program:
+    types, constants = fields.pop("types"), fields.pop("constants")
+    pairs = tuple((name, value) for name, value in constants)  # type: ignore[attr-defined]
+    return Program(types=tuple(types), constants=pairs, **fields)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    for fields in json.load(sys.stdin):
+        _compile(_read_program(fields))
