@@ -12,7 +12,7 @@ synchronises: `prepare` says so beforehand.
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -146,7 +146,7 @@ class Programs:
     down: Program
     combine: Program
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Program]:
         return iter((self.route, self.align, self.gate_up, self.down, self.combine))
 
 

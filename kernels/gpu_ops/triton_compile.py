@@ -6,6 +6,7 @@ nothing but the machine code. So a program's shapes, dtypes and constants are al
 """
 
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -101,9 +102,7 @@ def _compile_elsewhere(programs: list[Program]) -> None:
 
 
 def _compile(program: Program) -> None:
-    """Needs Triton, which nothing else in this package may import."""
-    import importlib
-
+    """Writes it to the cache. Imports Triton, as nothing else may but the kernels themselves."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
