@@ -321,6 +321,9 @@ class Scheduler:
         if rows.free and self.admission.would_fit(waiting, 0):
             return  # what it needs has come back since
         candidates = preemptible(rows, waiting, threshold)
+        # It would start before the other again, and be sent back again, and so on.
+        would_be_due = [self.waiting.would_be_due(int(order)) for order in rows.order[candidates]]
+        candidates = candidates[~np.array(would_be_due, np.bool_)]
         if len(candidates) and self.admission.would_fit(waiting, int(rows.pages[candidates].sum())):
             row = first_to_go(rows, candidates, self.page_size)
             self._retract(row, Retraction.PREEMPTION, waiting.request.id)

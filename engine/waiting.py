@@ -132,6 +132,11 @@ class WaitingQueue:
         is_oldest = self._by_age[0][1] == waiting.request.id
         return is_oldest and len(self._overtakers) >= self._most_overtakings
 
+    def would_be_due(self, order: int) -> bool:
+        """Whether a request that came so early, and were put back now, had to start before all."""
+        is_oldest = not self._by_age or order < self._by_age[0][0]
+        return is_oldest and len(self._overtakers) >= self._most_overtakings
+
     def start(self, waiting: Waiting) -> None:
         """Takes out a request that starts now."""
         self.remove(waiting.request.id)

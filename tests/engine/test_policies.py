@@ -281,6 +281,19 @@ def test_a_row_is_taken_from_the_only_one_that_runs_too() -> None:
     assert rig.scheduler.retractions == 1
 
 
+def test_who_has_to_start_and_who_is_more_urgent_do_not_take_turns() -> None:
+    rig = Rig("priority", preemption_threshold=1, overtakings=1)
+    rig.submit(0, prompt_of(5, 0), 5, priority=5)
+    rig.step()
+    for number, priority in enumerate([-1, 0, 4], 1):
+        rig.submit(number, prompt_of(5, number), 9, priority=priority)
+    for _ in range(100):
+        rig.step()
+    assert not rig.engine.has_work
+    assert rig.ends == [0, 3, 1, 2] and rig.scheduler.retractions == 0
+    rig.drain()
+
+
 @pytest.mark.parametrize(("threshold", "priority"), [(None, 9), (3, 2)])
 def test_a_request_that_is_not_urgent_enough_waits(threshold: int | None, priority: int) -> None:
     rig = Rig("priority", max_running=2, preemption_threshold=threshold)
