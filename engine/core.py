@@ -13,7 +13,9 @@ import numpy as np
 from engine.executor import Executor, LaunchedStep
 from engine.plan import StepPlan
 from engine.request import Finish, Request, StepOutput
+from engine.request_times import RequestTimes
 from engine.scheduler import Scheduler
+from engine.step_counters import StepCounters, StepCounts
 from engine.step_trace import StepRecord
 
 
@@ -44,6 +46,8 @@ class EngineStats:
     steps: int
     retractions: int
     host_s: float  # planning and committing, without waiting for the device
+    counts: StepCounts = StepCounts()
+    prefilling: tuple[int, ...] = ()  # ids of requests whose prompts are being computed
 
 
 class Engine:
@@ -58,6 +62,8 @@ class Engine:
         self._depth = 1 if overlap else 0  # steps that stay in flight after `step` returns
         self._in_flight: deque[tuple[StepPlan, LaunchedStep, float]] = deque()  # and since when
         self._done_s = 0.0  # when the last step was
+        self._times = RequestTimes()
+        self._counters = StepCounters()
         self._block = np.empty(1024, np.int32)
         self._steps = 0
         self._host_s = 0.0
@@ -65,6 +71,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queues a request. Raises ValueError where it can never be served."""
         self._scheduler.submit(request)
+        self._times.queue(request.id, time.monotonic())
 
     def abort(self, request_id: int) -> None:
         """Ends a request; the next output says so. Does nothing where it has already ended."""
@@ -103,9 +110,12 @@ class Engine:
             self._launch(plan)
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             return self._commit_oldest()
-        return self._scheduler.take_ended()
+        ended = self._scheduler.take_ended()
+        return None if ended is None else self._times.stamped(ended, time.monotonic())
 
     def _launch(self, plan: StepPlan) -> None:
+        for request_id in self._scheduler.request_ids(plan.descriptor.joined[:, 0].tolist()):
+            self._times.begin(request_id, time.monotonic())
         words = plan.descriptor.words()
         if words > len(self._block):
             self._block = np.empty(2 * words, np.int32)
@@ -119,11 +129,14 @@ class Engine:
         token_ids, logprobs = launched.wait_tokens_sync(), launched.wait_logprobs_sync()
         begun = time.perf_counter()
         # The device began this step once it had the last one behind it.
-        self._scheduler.observe(plan, begun - max(launched_s, self._done_s), begun)
+        took_s = begun - max(launched_s, self._done_s)
+        self._scheduler.observe(plan, took_s, begun)
+        prefill_tokens = len(plan.descriptor.prefill_tokens)
+        self._counters.observe(took_s, prefill_tokens, len(plan.sample_rows))
         self._done_s = begun
         output = self._scheduler.commit(plan, token_ids, logprobs)
         self._host_s += time.perf_counter() - begun
-        return output
+        return self._times.stamped(output, time.monotonic())
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
@@ -138,6 +151,8 @@ class Engine:
             steps=self._steps,
             retractions=scheduler.retractions,
             host_s=self._host_s,
+            counts=self._counters.counts(),
+            prefilling=self._times.begun(),
         )
 
     def check_integrity(self) -> None:

@@ -214,6 +214,8 @@ class Started:
     request: Request
     cached_tokens: int  # prompt tokens whose KV came from the prefix cache
     prompt_logprobs: Logprobs | None = None  # of all prompt tokens but the first, where asked for
+    queued_s: float = 0.0  # time.monotonic() when it came to the engine
+    begun_s: float = 0.0  # likewise, when it first got a row: its prefill begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,7 @@ class StepOutput:
     started: tuple[Started, ...] = ()
     errors: tuple[tuple[int, str], ...] = ()  # (request id, message) of each ERROR and TIMEOUT
     logprobs: tuple[tuple[int, Logprobs], ...] = ()  # (request id, of its one token), where asked
+    made_s: float = 0.0  # time.monotonic() when the host had the tokens
 
 
 @dataclass(frozen=True, slots=True)

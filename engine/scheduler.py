@@ -10,6 +10,7 @@ Rules
   retracted for no other but one of a lower rank, and alone it always fits: so everyone ends.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -138,6 +139,10 @@ class Scheduler:
     @property
     def running(self) -> int:
         return len(self.holdings.row_of)
+
+    def request_ids(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Whose these rows are."""
+        return tuple(int(self._rows.request_ids[row]) for row in rows)
 
     def check_integrity(self) -> None:
         """Asserts that every page has one owner and every row one state. Walks everything."""

@@ -44,7 +44,7 @@ class ReplayEngine:
         self._text_ids, self._step_s = text_ids, step_s
         self._running: dict[int, tuple[Request, Iterator[int]]] = {}
         self._made: dict[int, int] = {}
-        self._new: list[Request] = []
+        self._new: list[tuple[Request, float]] = []  # and when it came
         self._aborted: list[int] = []
         self._next_s = 0.0
         self.steps = 0
@@ -56,7 +56,7 @@ class ReplayEngine:
     def submit(self, request: Request) -> None:
         self._running[request.id] = request, itertools.cycle(self._text_ids)
         self._made[request.id] = 0
-        self._new.append(request)
+        self._new.append((request, time.monotonic()))
 
     def abort(self, request_id: int) -> None:
         if self._running.pop(request_id, None) is not None:
@@ -81,14 +81,19 @@ class ReplayEngine:
         tokens = [next(text) for _, text in self._running.values()] + [-1] * len(self._aborted)
         finishes = [self._finish(request_id) for request_id in self._running]
         finishes += [Finish.ABORT] * len(self._aborted)
-        started = tuple(Started(request, 0) for request in self._new if request.id in self._running)
+        now_s = time.monotonic()
+        started = tuple(
+            Started(request, 0, queued_s=came_s, begun_s=now_s)
+            for request, came_s in self._new
+            if request.id in self._running
+        )
         self._new, self._aborted = [], []
         for request_id, finish in zip(ids, finishes, strict=True):
             if finish:
                 self._running.pop(request_id, None)
                 self._made.pop(request_id, None)
         arrays = np.array(ids, np.int64), np.array(tokens, np.int32), np.array(finishes, np.uint8)
-        return StepOutput(self.steps, *arrays, started)
+        return StepOutput(self.steps, *arrays, started, made_s=time.monotonic())
 
     def _finish(self, request_id: int) -> Finish:
         self._made[request_id] += 1

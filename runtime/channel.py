@@ -115,6 +115,11 @@ class Receiver(Generic[T]):
         return items
 
     @property
+    def popped(self) -> int:
+        """Items taken so far."""
+        return self._head
+
+    @property
     def is_empty(self) -> bool:
         return self._cells[self._head & self._mask] is None
 
@@ -126,7 +131,7 @@ class Receiver(Generic[T]):
 class Channel(Generic[T]):
     """Both ends of one ring. Read only: safe from any thread."""
 
-    __slots__ = ("receiver", "sender")
+    __slots__ = ("capacity", "receiver", "sender")
 
     def __init__(self, capacity: int, wakeup: Wakeup) -> None:
         """
@@ -137,5 +142,12 @@ class Channel(Generic[T]):
             raise ValueError(f"capacity is {capacity}; it must be at least 1")
         slots = 1 << (capacity - 1).bit_length()
         cells: list[Any] = [None] * slots + [False]
+        self.capacity: Final = slots
         self.sender: Final[Sender[T]] = Sender(cells, wakeup)
         self.receiver: Final[Receiver[T]] = Receiver(cells)
+
+    @property
+    def depth(self) -> int:
+        """About how many items are in it, as a third thread sees it."""
+        popped = self.receiver.popped  # before `pushed`, or there might seem to be fewer than none
+        return self.sender.pushed - popped

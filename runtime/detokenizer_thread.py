@@ -7,9 +7,10 @@ engine.detokenizer's business.
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.request import Delta, StepOutput
+from engine.request import Delta, Started, StepOutput
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
+from runtime.messages import Begun, StepDeltas
 from runtime.worker import TICK_S, Pulse
 
 
@@ -40,7 +41,7 @@ class DetokenizerRings:
     wakeup: Wakeup
     outputs: Receiver[StepOutput]
     stops: Sender[int]  # holds every live request at once, so that it is never full: see rings.py
-    deltas: Sender[tuple[Delta, ...]]
+    deltas: Sender[StepDeltas]
 
 
 class DetokenizerLoop:
@@ -66,4 +67,10 @@ class DetokenizerLoop:
         for request_id in text.stop_matched:
             pulse.push(self._rings.stops, request_id)
         if text.deltas:
-            pulse.push(self._rings.deltas, text.deltas)
+            begun = tuple(map(_begun, output.started)) if output.started else ()
+            pulse.push(self._rings.deltas, StepDeltas(text.deltas, begun, output.made_s))
+
+
+def _begun(started: Started) -> Begun:
+    request = started.request
+    return Begun(request.id, len(request.prompt_ids), started.queued_s, started.begun_s)

@@ -1,11 +1,11 @@
-"""The values that travel between the HTTP loop, the tokenizer threads and the main thread.
+"""The values that travel between the HTTP loop, tokenizers, detokenizer and the main thread.
 
 What the engine and the detokenizer exchange is in engine.request. All are frozen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.request import CompiledGrammar, Prompt, SamplingParams
+from engine.request import CompiledGrammar, Delta, Prompt, SamplingParams
 from httpd.service import ModelCard
 
 
@@ -28,6 +28,7 @@ class Accepted:
 
     ids: tuple[int, ...]
     prompt_tokens: int
+    encoded_s: float = field(default=0.0, compare=False)  # time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,25 @@ class Refused:
 
 
 Verdict = Accepted | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request got its first token; the engine's times of it, time.monotonic()."""
+
+    request_id: int
+    prompt_tokens: int
+    queued_s: float
+    begun_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDeltas:
+    """What one step adds to its responses."""
+
+    deltas: tuple[Delta, ...]
+    begun: tuple[Begun, ...] = ()  # those whose first delta is among them
+    made_s: float = 0.0  # time.monotonic() when the engine had the step's tokens
 
 
 @dataclass(frozen=True, slots=True)

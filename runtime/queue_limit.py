@@ -59,6 +59,25 @@ class QueueLimit:
         """A prompt of so many tokens waits no more."""
         self._begun.append((self._clock(), tokens))
 
+    def start_estimate_s(self, *, rows_are_free: bool) -> float | None:
+        """Seconds until a request that came now would start, at the rate of the last minute.
+
+        rows_are_free  nobody waits for a row
+
+        0 where nothing is in its way; None where nothing has started of late to judge by.
+        """
+        if not self.tokens and rows_are_free:
+            return 0.0
+        now_s = self._clock()
+        recent = [each for each in self._begun if each[0] >= now_s - _MAX_RETRY_S]
+        if len(recent) < 2:
+            return None
+        elapsed_s = now_s - recent[0][0]
+        if not self.tokens:
+            return elapsed_s / (len(recent) - 1)  # when the next row is given
+        tokens = sum(each for _, each in recent[1:])
+        return self.tokens * elapsed_s / tokens if tokens else None
+
     def _seconds_for(self, tokens: int) -> int:
         """Whole seconds in which so many leave, at the rate of the last ones; 1 where unknown."""
         if len(self._begun) < 2:

@@ -16,15 +16,18 @@ to their last word.
 from typing import Final
 
 from engine.core import EngineStats
-from engine.request import Delta, Request, StepOutput
+from engine.request import Request, StepOutput
+from runtime.capacity.report import Capacity
 from runtime.channel import Channel
 from runtime.config import ServerConfig
 from runtime.control import COMMANDS, ControlRings
 from runtime.detokenizer_thread import DetokenizerRings
 from runtime.engine_thread import Answer, Command, EngineRings, Loaded
 from runtime.inbox import Inbox, Wakeup
+from runtime.insight import InsightRings
 from runtime.latest import Latest
-from runtime.messages import Submission, Verdict
+from runtime.messages import ModelFacts, StepDeltas, Submission, Verdict
+from runtime.monitor_thread import MonitorRings, Sample
 from runtime.service import ServiceRings
 from runtime.tokenizer_pool import TokenizerRings
 
@@ -40,6 +43,7 @@ class Rings:
         pool = range(config.tokenizer_threads)
         self.main, self.http = Wakeup(), Wakeup()
         self.engine, self.detokenizer, self.control = Wakeup(), Wakeup(), Wakeup()
+        self.monitor = Wakeup()
         self.tokenizers = [Wakeup() for _ in pool]
         self.loaded = Channel[Loaded](1, self.main)
         self.submissions = [Channel[Submission](every_request, self.tokenizers[k]) for k in pool]
@@ -50,13 +54,17 @@ class Rings:
         self.commands = Channel[Command](COMMANDS, self.engine)
         self.answers = Channel[Answer](COMMANDS, self.control)
         self.outputs = Channel[StepOutput](_STEPS, self.detokenizer)
-        self.deltas = Channel[tuple[Delta, ...]](_STEPS, self.http)
+        self.deltas = Channel[StepDeltas](_STEPS, self.http)
         self.stats = Latest[EngineStats]()
+        self.capacity = Latest[Capacity]()
+        self.sample = Latest[Sample]()
+        self.facts = Latest[ModelFacts]()
 
     @property
     def wakeups(self) -> list[Wakeup]:
         return [
-            self.main, self.http, self.control, self.engine, self.detokenizer, *self.tokenizers,
+            self.main, self.http, self.control, self.engine, self.detokenizer, self.monitor,
+            *self.tokenizers,
         ]  # fmt: skip
 
     def of_service(self) -> ServiceRings:
@@ -73,6 +81,24 @@ class Rings:
 
     def of_control(self) -> ControlRings:
         return ControlRings(self.control, self.commands.sender, self.answers.receiver)
+
+    def of_monitor(self) -> MonitorRings:
+        return MonitorRings(self.monitor, self.stats, self.capacity, self.sample)
+
+    def of_insight(self) -> InsightRings:
+        return InsightRings(self.stats, self.capacity, self.sample, self.facts, self.depths)
+
+    def depths(self) -> dict[str, int]:
+        """About how many items each ring between threads holds. Safe from any thread."""
+        several = {
+            "submissions": self.submissions, "requests": self.requests, "verdicts": self.verdicts
+        }  # fmt: skip
+        found = {name: sum(ring.depth for ring in rings) for name, rings in several.items()}
+        one = {
+            "aborts": self.aborts, "stops": self.stops, "outputs": self.outputs,
+            "deltas": self.deltas,
+        }  # fmt: skip
+        return found | {name: ring.depth for name, ring in one.items()}
 
     def of_engine(self) -> EngineRings:
         return EngineRings(

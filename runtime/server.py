@@ -17,19 +17,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from httpd.app import create_app
+from httpd.app import APIS, create_app
 from httpd.service import State
 from httpd.settings import HttpSettings
+from httpd.traces import Traces
+from runtime.capacity.estimate import Asked
+from runtime.capacity.report import Capacity
 from runtime.config import ServerConfig
 from runtime.control import ServerControl
 from runtime.detokenizer_thread import DetokenizerLoop
 from runtime.engine_thread import EngineLoop, Load, Loaded, Progress
 from runtime.http_thread import HttpLoop, hypercorn_config
 from runtime.inbox import Inbox
+from runtime.insight import ServerInsight
 from runtime.lifecycle import Lifecycle
 from runtime.messages import ModelFacts
 from runtime.monitor import Watchdog, all_stacks
+from runtime.monitor_thread import MonitorLoop
 from runtime.queue_limit import QueueLimit
+from runtime.request_log import RequestLog
 from runtime.rings import Rings
 from runtime.service import ThreadedService
 from runtime.tokenizer_pool import TokenizerLoop
@@ -63,11 +69,15 @@ class Server:
         version: str,
         progress: Progress,
         on_ready: Callable[[ModelFacts], None],
+        capacity: Asked | None = None,
+        on_capacity: Callable[[Capacity], None] = lambda _report: None,
     ) -> None:
         """
-        listening  taken over
-        load       called on the engine thread, as is `progress`
-        on_ready   called on the main thread once the API answers
+        listening    taken over
+        load         called on the engine thread, as is `progress`
+        on_ready     called on the main thread once the API answers
+        capacity     what the report is about; None: the machine alone
+        on_capacity  called with the report on the monitor thread, while the model is loaded
         """
         self._config = config
         self._on_ready = on_ready
@@ -81,6 +91,8 @@ class Server:
         self._engine = self._worker(
             "engine", EngineLoop(load, progress, self._rings.of_engine()).run
         )
+        monitor = MonitorLoop(self._rings.of_monitor(), capacity, on_capacity)
+        self._monitor = self._worker("monitor", monitor.run)
         self._tokenizers: list[Worker] = []  # and the detokenizer: started once the model is there
         self._detokenizers: list[Worker] = []
         self._loaded: Loaded | None = None
@@ -96,14 +108,16 @@ class Server:
             cors_origins=config.cors_origins,
             access=config.access,
         )
-        service = ThreadedService(
-            self._lifecycle,
-            rings.of_service(),
-            QueueLimit(config.max_requests, config.max_queued_tokens),
-        )
+        limit = QueueLimit(config.max_requests, config.max_queued_tokens)
+        requests, traces = RequestLog(), Traces(frozenset(APIS))
+        service = ThreadedService(self._lifecycle, rings.of_service(), limit, requests)
         control = ServerControl(self._lifecycle, rings.of_control(), service)
+        insight = ServerInsight(
+            self._lifecycle, rings.of_insight(), requests, traces, limit, version=version,
+            max_running=config.engine.max_running, max_alive=config.max_requests,
+        )  # fmt: skip
         return HttpLoop(
-            create_app(service, settings, control),
+            create_app(service, settings, control, insight, traces),
             hypercorn_config(config),
             listening,
             service,
@@ -121,6 +135,7 @@ class Server:
     def run(self) -> Outcome:
         """Serves until a signal or a failure ends it."""
         self._http.start()
+        self._monitor.start()
         self._engine.start()
         while True:
             self._inbox.wait(TICK_S)
@@ -145,6 +160,7 @@ class Server:
         loaded = self._rings.loaded.receiver.try_pop()
         if loaded is not None:
             self._loaded = loaded
+            self._rings.facts.value = loaded.facts
             self._start_text_workers(loaded)
         if self._loaded is None or any(w.pulse.last_beat_s is None for w in self._workers):
             return
@@ -167,7 +183,8 @@ class Server:
     @property
     def _workers(self) -> list[Worker]:
         """Those started so far, in the order in which they end."""
-        return [self._http, *self._tokenizers, self._engine, *self._detokenizers]
+        text = self._tokenizers
+        return [self._http, self._monitor, *text, self._engine, *self._detokenizers]
 
     # The end
 

@@ -23,13 +23,15 @@ from engine.errors import PromptError
 from engine.grammar.spec import GrammarError
 from engine.request import CompiledGrammar, Delta, Finish, Prompt, SamplingParams
 from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
+from httpd.traces import current_trace
 from runtime.channel import Receiver, Sender
 from runtime.gil import is_gil_enabled
 from runtime.grammar_jobs import GrammarJobs
 from runtime.latest import Latest
 from runtime.lifecycle import Codec, Lifecycle
-from runtime.messages import Accepted, Submission, Verdict
+from runtime.messages import Accepted, StepDeltas, Submission, Verdict
 from runtime.queue_limit import Place, QueueLimit, guessed_tokens
+from runtime.request_log import RequestLog
 from runtime.route import Route
 from runtime.text_jobs import TextJobs
 
@@ -42,7 +44,7 @@ class ServiceRings:
 
     submissions: tuple[Sender[Submission], ...]  # one for each tokenizer thread
     verdicts: tuple[Receiver[Verdict], ...]  # likewise
-    deltas: Receiver[tuple[Delta, ...]]
+    deltas: Receiver[StepDeltas]
     aborts: Sender[int]
     stats: Latest[EngineStats]
 
@@ -50,11 +52,19 @@ class ServiceRings:
 class ThreadedService:
     """`httpd.service.Service` over threads. Owned by the HTTP loop."""
 
-    def __init__(self, lifecycle: Lifecycle, rings: ServiceRings, limit: QueueLimit) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        rings: ServiceRings,
+        limit: QueueLimit,
+        requests: RequestLog | None = None,
+    ) -> None:
+        """requests  is told of each one"""
         self._lifecycle = lifecycle
         self._rings = rings
         self._limit = limit
         self._routes: dict[int, Route] = {}
+        self._requests = requests or RequestLog()
         self._places: dict[int, Place] = {}  # of each route, in what the limit bounds
         self._ids = itertools.count(1)
         self._encoding = [0] * len(rings.submissions)  # submissions at each tokenizer thread
@@ -100,9 +110,9 @@ class ThreadedService:
         grammar = None if constraint is None else await self._compile(constraint)
         routes = self._open(prompt, len(params))
         ids = tuple(route.id for route in routes)
-        submission = Submission(
-            ids, prompt, params, max_tokens_given, time.monotonic(), grammar, namespace
-        )
+        now_s = time.monotonic()
+        self._requests.open(ids, params, current_trace(), now_s)
+        submission = Submission(ids, prompt, params, max_tokens_given, now_s, grammar, namespace)
         shortest = min(range(len(self._encoding)), key=self._encoding.__getitem__)
         self._encoding[shortest] += 1
         self._send(self._rings.submissions[shortest], submission)
@@ -169,8 +179,11 @@ class ThreadedService:
             self._encoding[index] -= len(verdicts)
             for verdict in verdicts:
                 self._on_verdict(verdict)
-        for deltas in self._rings.deltas.pop_all():
-            for delta in deltas:
+        for step in self._rings.deltas.pop_all():
+            for begun in step.begun:
+                self._requests.start(begun)
+            self._requests.take(step.deltas, step.made_s, time.monotonic())
+            for delta in step.deltas:
                 self._on_delta(delta)
 
     def _on_verdict(self, verdict: Verdict) -> None:
@@ -180,10 +193,12 @@ class ThreadedService:
                 continue  # it ended with the server: see fail_all
             if isinstance(verdict, Accepted):
                 self._places[route.id].settle(verdict.prompt_tokens)
+                self._requests.accept(route.id, verdict.prompt_tokens, verdict.encoded_s)
                 route.accept(verdict.prompt_tokens)
                 if route.abort_wanted and not route.finished:
                     self._send(self._rings.aborts, route.id)
             else:
+                self._requests.refuse(route.id, verdict.code)
                 route.refuse(
                     Rejected(
                         verdict.status, verdict.message, param=verdict.param, code=verdict.code
@@ -245,6 +260,7 @@ class ThreadedService:
             route.refuse(Rejected(503, message, code="failed"))
         self._routes.clear()
         self._places.clear()
+        self._requests.forget_all()
         self._none_left.set()
 
 

@@ -5,6 +5,7 @@ HTTP beyond the fields of a refusal.
 """
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -70,7 +71,7 @@ class TokenizerLoop:
         else:
             for request in made:
                 pulse.push(self._rings.requests, request)
-            verdict = Accepted(submission.ids, len(made[0].prompt_ids))
+            verdict = Accepted(submission.ids, len(made[0].prompt_ids), time.monotonic())
         pulse.push(self._rings.verdicts, verdict)
 
     def _encode(self, submission: Submission) -> list[Request] | Refused:

@@ -106,6 +106,7 @@ def step_record(step: int) -> StepRecord:
 @dataclass
 class _Running:
     request: Request
+    queued_s: float
     made: int = 0
 
 
@@ -132,7 +133,7 @@ class FakeEngine:
     def submit(self, request: Request) -> None:
         if request.prompt_ids[0] == 255:
             raise ValueError("it can never fit")
-        self.running[request.id] = _Running(request)
+        self.running[request.id] = _Running(request, time.monotonic())
 
     def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
@@ -156,7 +157,12 @@ class FakeEngine:
     def step(self) -> StepOutput | None:
         self.before_step()
         rows = [(each.request.id, *self._next(each)) for each in self.running.values()]
-        started = tuple(Started(r.request, 0) for r in self.running.values() if r.made == 1)
+        begun_s = time.monotonic()
+        started = tuple(
+            Started(each.request, 0, queued_s=each.queued_s, begun_s=begun_s)
+            for each in self.running.values()
+            if each.made == 1
+        )
         rows += [(request_id, -1, finish) for request_id, finish in self._ended]
         self._ended = []
         for request_id, _, finish in rows:
@@ -171,6 +177,7 @@ class FakeEngine:
             np.array(tokens, np.int32),
             np.array(finishes, np.uint8),
             started,
+            made_s=time.monotonic(),
         )
 
     @staticmethod

@@ -70,7 +70,7 @@ LIVE = Live(
 )  # fmt: skip
 TIMELINE: dict[str, Any] = {
     "request_id": KNOWN_REQUEST, "response_id": "chatcmpl-1", "path": "/v1/chat/completions",
-    "received_s": 1.8e9, "status": 200, "ended_s": 1.8e9 + 3, "error": None,
+    "received_s": 1.8e9, "status": 200, "ended_s": 3.0, "error": None,
     "parts": [
         {
             "number": 7, "finish": "stop", "prompt_tokens": 100, "cached_tokens": 64,

@@ -34,7 +34,7 @@ TORCH_FREE = (
     "stopping", "reasoning", "until_marker", "config", "rope", "model_config", "limits",
     "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
     "policies", "batch", "commit", "retraction", "timeouts", "step_cost", "step_trace",
-    "footprint",
+    "footprint", "request_times", "step_counters",
     "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 

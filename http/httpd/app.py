@@ -32,6 +32,7 @@ from httpd.service import Rejected, Service
 from httpd.settings import HttpSettings
 from httpd.status import status_routes
 from httpd.tokens import token_routes
+from httpd.traces import Traces
 
 CHAT = Api(
     chat_choice.ID_PREFIX,
@@ -58,11 +59,13 @@ def create_app(
     settings: HttpSettings,
     control: Control | None = None,
     insight: Insight | None = None,
+    traces: Traces | None = None,
 ) -> Starlette:
     """The ASGI app that answers for `service`; it may be served before the service is READY.
 
     control  what admin routes act on; without it there are none
     insight  what /capacity, /live, /metrics and /debug tell; without it there are none
+    traces   where requests leave theirs
     """
     running = Running()
     admin = []
@@ -83,16 +86,16 @@ def create_app(
     openapi.describe(routes)
     app = Starlette(
         routes=routes,
-        middleware=_middleware(settings),
+        middleware=_middleware(settings, traces or Traces()),
         exception_handlers={HTTPException: on_http_exception, Rejected: on_rejected},
     )
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
     return app
 
 
-def _middleware(settings: HttpSettings) -> list[Middleware]:
+def _middleware(settings: HttpSettings, traces: Traces) -> list[Middleware]:
     layers = [
-        Middleware(Edge),
+        Middleware(Edge, traces=traces),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         Middleware(HeadLimits),
         Middleware(KeyGuard, access=settings.access),

@@ -1,4 +1,5 @@
-"""The outermost layer: an x-request-id on every response, and a JSON body for our own faults."""
+"""The outermost layer: an x-request-id on every response, a trace of every request, and a JSON body
+for our own faults."""
 
 import logging
 import re
@@ -8,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from httpd.errors import error_response, internal_error
+from httpd.traces import Trace, Traces
 
 log = logging.getLogger(__name__)
 
@@ -17,19 +19,22 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class Edge:
     """ASGI middleware around everything else. Owned by the HTTP loop."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, traces: Traces) -> None:
+        self.app, self._traces = app, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
-        started = False
+        with self._traces.entry(request_id, scope["path"]) as trace:
+            await self._answer(trace, scope, receive, send)
+
+    async def _answer(self, trace: Trace, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = trace.request_id
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                trace.status = message["status"]
                 message = {**message, "headers": list(message.get("headers", []))}
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
@@ -38,7 +43,7 @@ class Edge:
             await self.app(scope, receive, send_with_id)
         except Exception:
             log.exception("request %s failed", request_id)
-            if started:
+            if trace.status is not None:
                 raise  # only closing the connection can still tell the client
             response = error_response(internal_error(), scope["path"])
             await response(scope, receive, send_with_id)

@@ -22,6 +22,7 @@ from httpd.running import Running
 from httpd.service import Generation, ModelCard, Rejected, Service, State
 from httpd.settings import HttpSettings
 from httpd.text import json_bytes
+from httpd.traces import current_trace
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,9 @@ class Endpoint:
         del call  # its prompts are the tokenizers' now, and may be megabytes
         try:
             identity = Identity.fresh(self._api.id_prefix, card, self._settings.version)
+            trace = current_trace()
+            if trace is not None:
+                trace.response_id = identity.id
             answer = self._api.answer(Begun(identity, generations, per_prompt, telling))
             with self._running.entry(identity.id, lambda: _end(generations)):
                 if telling.stream:

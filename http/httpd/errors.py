@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from httpd.service import Rejected, State
 from httpd.text import json_bytes, json_text, shown, well_formed
+from httpd.traces import current_trace
 
 MESSAGES_PATH: Final = "/v1/messages"
 
@@ -55,6 +56,7 @@ def _anthropic_body(error: Rejected) -> dict[str, Any]:
 
 def error_event(error: Rejected, path: str = "") -> str:
     """The last event of a stream from `path` that fails."""
+    _note(error)
     body = error_body(error, path)
     event = "event: error\n" if body.get("type") == "error" else ""
     return f"{event}data: {json_text(body)}\n\n"
@@ -65,12 +67,20 @@ def error_response(error: Rejected, path: str = "") -> Response:
 
     Its headers tell clients whether to retry.
     """
+    _note(error)
     headers = {}
     if error.status == 503 or error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s or RETRY_AFTER_S)
     elif error.status >= 500:
         headers["x-should-retry"] = "false"  # OpenAI clients repeat a 5xx twice unless told not to
     return Response(json_bytes(error_body(error, path)), error.status, headers, "application/json")
+
+
+def _note(error: Rejected) -> None:
+    """For the counters and the request's timeline."""
+    trace = current_trace()
+    if trace is not None:
+        trace.error = error.code or str(error.status)
 
 
 def internal_error() -> Rejected:

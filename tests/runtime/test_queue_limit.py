@@ -126,3 +126,19 @@ def test_nothing_is_counted_twice_or_for_ever(steps: list[tuple[str, int, int]])
         for _ in range(left):
             place.end()
     assert (limit.requests, limit.tokens) == (0, 0)
+
+
+def test_when_a_request_would_start() -> None:
+    clock = Clock()
+    limit = QueueLimit(100, 100_000, clock)
+    assert limit.start_estimate_s(rows_are_free=True) == 0
+    assert limit.start_estimate_s(rows_are_free=False) is None, "nothing has started yet"
+    for _ in range(5):  # 100 tokens every 2 seconds
+        limit.admit(100).begin()
+        clock.now_s += 2
+    assert limit.start_estimate_s(rows_are_free=True) == 0
+    assert limit.start_estimate_s(rows_are_free=False) == pytest.approx(10 / 4)
+    limit.admit(300)
+    assert limit.start_estimate_s(rows_are_free=True) == pytest.approx(300 * 10 / 400)
+    clock.now_s += 3600
+    assert limit.start_estimate_s(rows_are_free=True) is None, "what was an hour ago tells nothing"

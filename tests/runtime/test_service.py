@@ -15,7 +15,7 @@ from runtime.channel import Channel
 from runtime.inbox import Wakeup
 from runtime.latest import Latest
 from runtime.lifecycle import Failure, Lifecycle
-from runtime.messages import Accepted, Refused, Submission, Verdict
+from runtime.messages import Accepted, Refused, StepDeltas, Submission, Verdict
 from runtime.queue_limit import QueueLimit
 from runtime.route import Route
 from runtime.service import ServiceRings, ThreadedService
@@ -36,7 +36,7 @@ class Bench:
         pool = range(threads)
         self.submissions = [Channel[Submission](max_requests, self.wakeup) for _ in pool]
         self.verdicts = [Channel[Verdict](8, self.wakeup) for _ in pool]
-        self.deltas = Channel[tuple[Delta, ...]](8, self.wakeup)
+        self.deltas = Channel[StepDeltas](8, self.wakeup)
         self.aborts = Channel[int](max_requests, self.wakeup)
         self.stats = Latest[EngineStats]()
         rings = ServiceRings(
@@ -74,7 +74,7 @@ class Bench:
         self.service.take_all()
 
     def tell(self, *deltas: Delta) -> None:
-        self.deltas.sender.try_push(deltas)
+        self.deltas.sender.try_push(StepDeltas(deltas))
         self.service.take_all()
 
     def aborts_sent(self) -> list[int]:

@@ -266,7 +266,7 @@ def test_a_matched_stop_goes_to_the_engine_and_its_end_to_the_client() -> None:
     deltas = []
     while not deltas or deltas[-1].finish is Finish.NONE:
         assert threads.lifecycle.failure is None
-        deltas += [each for told in threads.rings.deltas.receiver.pop_all() for each in told]
+        deltas += [each for told in threads.rings.deltas.receiver.pop_all() for each in told.deltas]
     while not threads.engine.stopped:
         assert threads.lifecycle.failure is None
     threads.close()

@@ -1,0 +1,31 @@
+"""The machine itself: cores, memory, and what its processors multiply natively. Linux."""
+
+import os
+from pathlib import Path
+
+from runtime.capacity.report import Host
+
+_MEMORY = Path("/proc/meminfo")
+_CPU = Path("/proc/cpuinfo")
+_BFLOAT16 = {"avx512_bf16", "amx_tile"}  # as torch looks for; see engine.load.resolve_dtype
+
+
+def read_host(memory: Path = _MEMORY) -> Host:
+    """Cores and memory as they are now; None for what cannot be read."""
+    sizes: dict[str, int] = {}
+    try:
+        for line in memory.read_text().splitlines():
+            name, value, *_ = line.split()
+            sizes[name] = int(value) * 1024
+    except (OSError, ValueError):
+        sizes = {}
+    return Host(os.cpu_count() or 1, sizes.get("MemTotal:"), sizes.get("MemAvailable:"))
+
+
+def multiplies_bfloat16(cpu: Path = _CPU) -> bool:
+    """Whether the CPU does; False where that cannot be read."""
+    try:
+        flags = [line for line in cpu.read_text().splitlines() if line.startswith("flags")]
+    except OSError:
+        return False
+    return bool(flags) and not _BFLOAT16.isdisjoint(flags[0].split())
