@@ -1,6 +1,7 @@
 """Where the model's files are: a folder, a name on the Hugging Face hub, or the default model."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,19 @@ def find_checkpoint(model: str | None) -> Path:
     raise ValueError(f"model is {model}; it must be a folder or a name like org/model")
 
 
+def find_config(model: str) -> Path:
+    """A folder with the model's config.json, which is all that is downloaded for a hub's name.
+
+    Raises ValueError where there is no such model.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if _HUB_NAME.fullmatch(model) and not folder.exists():
+        return _download(model, ("config.json",))
+    raise ValueError(f"model is {model}; it must be a folder or a name like org/model")
+
+
 def _default_model() -> Path:
     # Its own imports are of no use to a server that has a model.
     from runtime.setup.model import prepare_default
@@ -30,12 +44,12 @@ def _default_model() -> Path:
     return prepare_default()
 
 
-def _download(name: str) -> Path:
+def _download(name: str, wanted: Sequence[str] = _WANTED) -> Path:
     # Heavy, and of no use without a network.
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+        return Path(snapshot_download(name, allow_patterns=list(wanted)))
     except Exception as error:  # the hub's client raises many kinds, of several libraries
         raise ValueError(
             f"model is {name}; there is no such folder, and the hub gives no such model: {error}"

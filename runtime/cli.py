@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from client.bench.command import bench
+from runtime.capacity.command import capacity
 from runtime.chat import chat
 from runtime.gil import restart_without_gil
 from runtime.serve import serve
@@ -30,6 +31,7 @@ def commands() -> None:
 
 
 commands.add_command(serve)
+commands.add_command(capacity)
 commands.add_command(chat)
 commands.add_command(bench)
 

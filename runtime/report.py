@@ -12,6 +12,8 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from runtime.capacity.report import Capacity
+from runtime.capacity.table import summary
 from runtime.config import ServerConfig
 from runtime.gil import is_gil_enabled
 from runtime.messages import ModelFacts
@@ -75,6 +77,12 @@ class LoadingReport:
             self._told_s = self._clock()
             self._bar.update(self._task, description=doing, completed=done or 0.0)
             self._bar.refresh()
+
+
+def show_capacity(report: Capacity) -> None:
+    """Says what the machine can carry, while the model is loaded."""
+    lines = [f"plait: {line}" for line in summary(report)]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def show_ready(config: ServerConfig, facts: ModelFacts, address: str) -> None:

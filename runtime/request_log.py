@@ -15,6 +15,7 @@ Knows neither routes nor rings.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from engine.request import Delta, Finish, SamplingParams
@@ -261,24 +262,22 @@ class RequestLog:
         prefilling  ids of those that have a row, and no token yet
         """
         in_prefill = set(prefilling)
-        found = []
-        for tracked in self.alive.values():
-            if len(found) == MOST_REQUESTS:
-                break
-            trace = tracked.trace
-            found.append(
-                RunningRequest(
-                    id=None if trace is None else trace.response_id,
-                    request_id=None if trace is None else trace.request_id,
-                    phase=_phase(tracked, in_prefill),
-                    age_s=now_s - tracked.received_s,
-                    prompt_tokens=tracked.prompt_tokens,
-                    cached_tokens=tracked.cached_tokens,
-                    output_tokens=tracked.output_tokens,
-                    max_output_tokens=tracked.max_tokens,
-                )
-            )
-        return tuple(found)
+        oldest = islice(self.alive.values(), MOST_REQUESTS)
+        return tuple(_running(each, _phase(each, in_prefill), now_s) for each in oldest)
+
+
+def _running(tracked: Tracked, phase: str, now_s: float) -> RunningRequest:
+    trace = tracked.trace
+    return RunningRequest(
+        id=None if trace is None else trace.response_id,
+        request_id=None if trace is None else trace.request_id,
+        phase=phase,
+        age_s=now_s - tracked.received_s,
+        prompt_tokens=tracked.prompt_tokens,
+        cached_tokens=tracked.cached_tokens,
+        output_tokens=tracked.output_tokens,
+        max_output_tokens=tracked.max_tokens,
+    )
 
 
 def _phase(tracked: Tracked, in_prefill: set[int]) -> str:

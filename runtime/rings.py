@@ -13,7 +13,7 @@ to their last word.
   since heard of an end that was under way.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from engine.core import EngineStats
 from engine.request import Request, StepOutput
@@ -90,15 +90,12 @@ class Rings:
 
     def depths(self) -> dict[str, int]:
         """About how many items each ring between threads holds. Safe from any thread."""
-        several = {
-            "submissions": self.submissions, "requests": self.requests, "verdicts": self.verdicts
+        rings: dict[str, list[Channel[Any]]] = {
+            "submissions": [*self.submissions], "requests": [*self.requests],
+            "verdicts": [*self.verdicts], "aborts": [self.aborts], "stops": [self.stops],
+            "outputs": [self.outputs], "deltas": [self.deltas],
         }  # fmt: skip
-        found = {name: sum(ring.depth for ring in rings) for name, rings in several.items()}
-        one = {
-            "aborts": self.aborts, "stops": self.stops, "outputs": self.outputs,
-            "deltas": self.deltas,
-        }  # fmt: skip
-        return found | {name: ring.depth for name, ring in one.items()}
+        return {name: sum(ring.depth for ring in several) for name, several in rings.items()}
 
     def of_engine(self) -> EngineRings:
         return EngineRings(

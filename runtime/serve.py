@@ -12,10 +12,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -24,20 +23,21 @@ from engine.errors import ModelError
 from engine.limits import check_settings
 from engine.model_config import ModelConfig, read_model_config
 from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
+from runtime.capacity.estimate import Asked
+from runtime.capacity.host import multiplies_bfloat16
 from runtime.checkpoint import find_checkpoint
 from runtime.config import Rank, ServerConfig
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
+from runtime.flags import option
 from runtime.gil import restart_without_gil
 from runtime.keys import ADMIN_KEYS, API_KEYS, take_keys
 from runtime.messages import ModelFacts
-from runtime.report import LoadingReport, set_up_logging, show_ready
+from runtime.report import LoadingReport, set_up_logging, show_capacity, show_ready
 from runtime.server import Server
 from runtime.setup.console import SetupError
 from runtime.version import plait_version
 
 log = logging.getLogger(__name__)
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _BACKLOG: Final = 4096
 # Connections inherit these: a client whose machine went without a word is found out in 2 minutes.
@@ -48,21 +48,6 @@ _SOCKET_OPTIONS: Final = (
     ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 15),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 4),
 )
-_DEFAULTS: Final = {
-    field.name: field.default
-    for config in (EngineConfig, ServerConfig)
-    for field in dataclasses.fields(config)
-}
-
-
-def _option(flag: str, help: str, **more: Any) -> Callable[[Function], Function]:
-    """A flag named like its field, with the field's default."""
-    field = flag.split("/")[0].removeprefix("--").replace("-", "_")
-    default = _DEFAULTS[field]
-    return click.option(flag, field, default=default, show_default=default is not None, help=help,
-                        **more)  # fmt: skip
-
-
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -72,86 +57,88 @@ _PATH: Final = click.Path(path_type=Path)
     help="A checkpoint's folder, or its name on the Hugging Face hub.  "
     "[default: SmolLM2-135M-Instruct, prepared on first use]",
 )
-@_option("--served-model-name", "What clients call the model; without it, its folder's name.")
-@_option("--host", "Address to listen on.")
-@_option("--port", "Port to listen on; 0 for any that is free.", type=int)
-@_option("--device", "auto, cpu, cuda or cuda:N.")
-@_option("--dtype", "auto, float32, float16 or bfloat16.")
-@_option("--load-format", "auto, or dummy: random weights of the right shapes.")
-@_option("--page-size", "Tokens in a page of the KV cache.", type=int)
-@_option("--max-running", "Requests that are computed at the same time.", type=int)
-@_option("--max-model-len", "Prompt and output together, tokens; without it, the checkpoint's.",
-         type=int)  # fmt: skip
-@_option("--prefill-budget", "Prompt tokens a step; 0 for whole prompts.", type=int)
-@_option("--target-itl-ms", "Time between tokens: no step carries more of prompts than fits into "
+@option("--served-model-name", "What clients call the model; without it, its folder's name.")
+@option("--host", "Address to listen on.")
+@option("--port", "Port to listen on; 0 for any that is free.", type=int)
+@option("--device", "auto, cpu, cuda or cuda:N.")
+@option("--dtype", "auto, float32, float16 or bfloat16.")
+@option("--load-format", "auto, or dummy: random weights of the right shapes.")
+@option("--page-size", "Tokens in a page of the KV cache.", type=int)
+@option("--max-running", "Requests that are computed at the same time.", type=int)
+@option("--max-model-len", "Prompt and output together, tokens; without it, the checkpoint's.",
+        type=int)  # fmt: skip
+@option("--prefill-budget", "Prompt tokens a step; 0 for whole prompts.", type=int)
+@option("--target-itl-ms", "Time between tokens: no step carries more of prompts than fits into "
          "it; 0 for --prefill-budget alone.  [default: 50 on a GPU, 0 on a CPU]",
          type=float)  # fmt: skip
-@_option("--max-kv-tokens", "Size of the KV cache, tokens; without it, from --memory-fraction.",
-         type=int)  # fmt: skip
-@_option("--memory-fraction", "Share of the memory left after loading that the KV cache takes.",
+@option("--max-kv-tokens", "Size of the KV cache, tokens; without it, from --memory-fraction.",
+        type=int)  # fmt: skip
+@option("--memory-fraction", "Share of the memory left after loading that the KV cache takes.",
          type=float)  # fmt: skip
-@_option("--cache", "Prefix cache: radix, or naive to keep nothing.")
-@_option("--schedule-policy", "Order in which waiting requests start.",
+@option("--cache", "Prefix cache: radix, or naive to keep nothing.")
+@option("--schedule-policy", "Order in which waiting requests start.",
          type=click.Choice(SCHEDULE_POLICIES))  # fmt: skip
-@_option("--preemption-threshold", "With --schedule-policy priority: how many levels higher a "
+@option("--preemption-threshold", "With --schedule-policy priority: how many levels higher a "
          "waiting request must be to take a running one's place; without it, none does.",
-         type=int)  # fmt: skip
-@_option("--overlap/--no-overlap", "Plan a step while one runs; without either, where it helps.",
+        type=int)  # fmt: skip
+@option("--overlap/--no-overlap", "Plan a step while one runs; without either, where it helps.",
          type=bool)  # fmt: skip
 @click.option("--cuda-graph-max-bs", type=int,
               help="Decode steps of up to so many requests run as CUDA graphs; 256 are the most.  "
               "[default: --max-running]")  # fmt: skip
 @click.option("--no-cuda-graph", is_flag=True, help="Launch every decode step kernel by kernel.")
-@_option("--cpu-threads", "torch's threads on a CPU; without it, one a core.", type=int)
-@_option("--seed", "Seed of dummy weights.", type=int)
-@_option(
+@option("--cpu-threads", "torch's threads on a CPU; without it, one a core.", type=int)
+@option("--seed", "Seed of dummy weights.", type=int)
+@option(
     "--tool-call-parser",
     "How the model writes tool calls; auto: as its chat template says.",
     type=click.Choice(TOOLS_CHOICES),
 )
-@_option("--reasoning-parser", "How the model writes reasoning; auto: as its chat template says.",
+@option("--reasoning-parser", "How the model writes reasoning; auto: as its chat template says.",
          type=click.Choice(REASONING_CHOICES))  # fmt: skip
-@_option("--tokenizer-threads", "Threads that render templates and encode prompts.", type=int)
-@_option("--max-queued", "Requests beyond the running ones before clients get a 503.", type=int)
-@_option("--max-queued-tokens", "Prompt tokens of waiting requests before clients get a 503.",
-         type=int)  # fmt: skip
-@_option("--max-choices", "Prompts times n of one request.", type=int)
-@_option("--max-body-bytes", "Largest request body.", type=int)
-@_option("--max-streams", "HTTP/2 streams on one connection.", type=int)
+@option("--tokenizer-threads", "Threads that render templates and encode prompts.", type=int)
+@option("--max-queued", "Requests beyond the running ones before clients get a 503.", type=int)
+@option("--max-queued-tokens", "Prompt tokens of waiting requests before clients get a 503.",
+        type=int)  # fmt: skip
+@option("--max-choices", "Prompts times n of one request.", type=int)
+@option("--max-body-bytes", "Largest request body.", type=int)
+@option("--max-streams", "HTTP/2 streams on one connection.", type=int)
 @click.option("--cors-origin", "cors_origins", multiple=True,
               help="Origin that browsers may call from; repeat for several.")  # fmt: skip
-@_option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_PATH)
-@_option("--tls-key", "PEM file of the certificate's key.", type=_PATH)
+@option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_PATH)
+@option("--tls-key", "PEM file of the certificate's key.", type=_PATH)
 @click.option("--api-key-file", type=_PATH,
               help="File of API keys, one a line: all but /health and /ready needs one.  "
               "[more keys: environment variable PLAIT_API_KEYS]")  # fmt: skip
 @click.option("--admin-key-file", type=_PATH,
               help="File of keys that open /flush_cache, /abort and /debug/steps, too.  "
               "[more keys: environment variable PLAIT_ADMIN_KEYS]")  # fmt: skip
-@_option("--access-log/--no-access-log", "A line for each request.")
-@_option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
+@option("--access-log/--no-access-log", "A line for each request.")
+@option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
          type=float)  # fmt: skip
-@_option("--trace-steps", "Of how many steps GET /debug/steps tells an admin why each was so; 0 "
-         "for none.", type=int)  # fmt: skip
-@_option("--queue-timeout-s", "Age of a request that has not started, before it gets a 503; "
+@option("--trace-steps", "Of how many steps GET /debug/steps tells an admin why each was so; 0 "
+        "for none.", type=int)  # fmt: skip
+@option("--queue-timeout-s", "Age of a request that has not started, before it gets a 503; "
          "without it, no limit.", type=float)  # fmt: skip
-@_option("--running-timeout-s", "Likewise of one that has started, from its arrival.", type=float)
-@_option("--stall-timeout-s", "Time for a client to take what is sent, before it is cut.",
+@option("--running-timeout-s", "Likewise of one that has started, from its arrival.", type=float)
+@option("--stall-timeout-s", "Time for a client to take what is sent, before it is cut.",
          type=float)  # fmt: skip
-@_option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)
-@_option("--watchdog-s", "Silence of a thread after which the server ends itself.", type=float)
+@option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)
+@option("--watchdog-s", "Silence of a thread after which the server ends itself.", type=float)
 def serve(model: str | None, **flags: Any) -> None:
     """Serves a model over an OpenAI-compatible API, HTTP/1.1 and HTTP/2."""
     restart_without_gil()
     try:
         Rank.of_environment()
         config = build_config(find_checkpoint(model), flags)
-        check_settings(config.engine, _read_shape(config.engine.model))
+        shape = _read_shape(config.engine.model)
+        check_settings(config.engine, shape)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
         raise click.ClickException(str(error)) from error
-    code, all_ended = run(config, load_real(config))
+    asked = Asked(config.engine, shape, config.model_name, 1, multiplies_bfloat16())
+    code, all_ended = run(config, load_real(config), asked)
     logging.shutdown()
     if not all_ended:
         os._exit(code)  # a thread that hangs would hang the interpreter's own end too
@@ -192,8 +179,11 @@ def _graph_rows(most: int | None, none: bool, flags: dict[str, Any]) -> dict[str
     return {"cuda_graph_max_rows": most}
 
 
-def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
-    """Serves until the end; the exit code, and whether every thread has ended."""
+def run(config: ServerConfig, load: Load, asked: Asked | None = None) -> tuple[int, bool]:
+    """Serves until the end; the exit code, and whether every thread has ended.
+
+    asked  what the capacity report is about; None: the machine alone
+    """
     set_up_logging()
     faulthandler.enable()
     _allow_many_files()
@@ -206,8 +196,9 @@ def run(config: ServerConfig, load: Load) -> tuple[int, bool]:
         show_ready(config, facts, address)
 
     server = Server(
-        config, listening, load, version=plait_version(), progress=report, on_ready=on_ready
-    )
+        config, listening, load, version=plait_version(), progress=report, on_ready=on_ready,
+        capacity=asked, on_capacity=show_capacity,
+    )  # fmt: skip
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         server.on_signal(number)

@@ -36,7 +36,7 @@ class Watch:
         self, gpus: Gpus, host: Host, stats: EngineStats | None, now_s: float
     ) -> tuple[Warned, ...]:
         """What is wrong now, the oldest first."""
-        signs = {key: rest for key, *rest in self._signs(gpus, host, stats)}
+        signs = {key: (text, last) for key, text, last in self._signs(gpus, host, stats)}
         for key in [key for key in self._seen_s if key not in signs]:
             del self._seen_s[key]
             ended = self._warned.pop(key, None)
