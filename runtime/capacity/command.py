@@ -1,4 +1,4 @@
-"""`plait capacity`: what this machine can carry, with a model or alone, before anything is loaded."""
+"""`plait capacity`: what this machine can carry, alone or with a model. Loads nothing."""
 
 import dataclasses
 import json

@@ -6,7 +6,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from runtime.capacity.gpu import Gpu
+from runtime.capacity.gpu import Gpu, GpuMemory
 from runtime.capacity.report import Capacity, Concurrency, Split
 
 _GIB: Final = 1 << 30
@@ -87,8 +87,7 @@ def _gpus(report: Capacity) -> Table:
         doing, memory = gpu.activity, gpu.activity.memory
         table.add_row(
             str(gpu.index), gpu.name or _UNKNOWN,
-            gib(memory and memory.free_bytes), gib(memory and memory.used_bytes),
-            gib(memory and memory.total_bytes),
+            *_memory(memory),
             f"{_number(doing.power_w)} / {_number(doing.power_limit_w)} W",
             _number(doing.temperature_c),
             f"{_number(doing.sm_mhz)} / {_number(doing.memory_mhz)}",
@@ -97,6 +96,12 @@ def _gpus(report: Capacity) -> Table:
             _UNKNOWN if doing.throttled_by is None else ", ".join(doing.throttled_by) or "-",
         )  # fmt: skip
     return table
+
+
+def _memory(memory: GpuMemory | None) -> tuple[str, str, str]:
+    if memory is None:
+        return _UNKNOWN, _UNKNOWN, _UNKNOWN
+    return gib(memory.free_bytes), gib(memory.used_bytes), gib(memory.total_bytes)
 
 
 def _ecc(gpu: Gpu) -> str:

@@ -26,7 +26,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """The settings of each server that would have been started."""
     configs: list[ServerConfig] = []
 
-    def run(config: ServerConfig, _load: object) -> tuple[int, bool]:
+    def run(config: ServerConfig, _load: object, _asked: object) -> tuple[int, bool]:
         configs.append(config)
         return 0, True
 
