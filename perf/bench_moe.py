@@ -11,13 +11,10 @@ TB/s, or the products at 700 TFLOP/s, whichever takes longer. All outputs are he
 reference in float32 before anything is timed.
 """
 
-import json
 import random
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,172 +24,28 @@ import torch
 import perf  # noqa: F401  (the path)
 from engine.build import build_engine
 from engine.config import EngineConfig
-from gpu_ops import cuda_moe, moe_tiles, ops, reference
-from gpu_ops.cuda_moe import Model
-from gpu_ops.moe_tiles import MoeShape, Tile, Tiles
-from gpu_ops.triton_compile import compiled
-from perf.bench_step import TimedExecutor, forget_prompts
+from engine.cuda_executor import CudaExecutor
+from gpu_ops import moe_tiles
+from gpu_ops.moe_tiles import MoeShape
+from perf.bench_step import TimedExecutor, forget_prompts, profiled, show
 from perf.bench_step import run as run_workload
-from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
+from perf.gpu_timing import ceilings, device_facts
+from perf.moe_layers import A3B, FLOOR_TB_S, LIMIT, Experts, Step
+from perf.moe_tuning import as_row, tune
 from perf.results import save
 from perf.workloads import MODELS, Workload, write_config
 
 Tensor = torch.Tensor
 
-A3B: Final = MoeShape(2048, 768, 128, 8, 2)
 TOKENS: Final = (1, 8, 32, 64, 128, 256, 4096, 16384)
-TUNED: Final = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
-LAYERS: Final = 4
-FLOOR_TB_S: Final = 4.1
-FLOOR_TFLOPS: Final = 700.0
-LIMIT: Final = 3 * 2.0**-9  # three roundings to bfloat16, of the norm
-
-# What may be best, by rows of a block: (gate_up's tiles, down's). Few rows are bound by memory:
-# 64 to 150 KB on their way to each multiprocessor, in blocks of which two or three fit.
-_Candidates = tuple[tuple[Tile, ...], tuple[Tile, ...]]
-FEW: Final[dict[int, _Candidates]] = {
-    16: (
-        (
-            Tile(64, 128, 4, 3, 1), Tile(64, 64, 4, 4, 1), Tile(64, 64, 4, 6, 1),
-            Tile(128, 64, 4, 3, 1), Tile(64, 256, 4, 2, 1), Tile(32, 128, 4, 4, 0),
-            Tile(64, 128, 4, 4, 0), Tile(64, 64, 4, 5, 0),
-        ),
-        (
-            Tile(64, 128, 4, 4, 1), Tile(64, 64, 4, 6, 1), Tile(128, 64, 4, 5, 1),
-            Tile(128, 128, 4, 3, 1), Tile(64, 256, 4, 3, 1), Tile(64, 128, 4, 5, 0),
-            Tile(128, 64, 4, 5, 0),
-        ),
-    ),
-}  # fmt: skip
-SOME: Final[dict[int, _Candidates]] = {
-    32: (
-        (
-            Tile(64, 128, 4, 3, 1), Tile(64, 64, 4, 4, 1), Tile(128, 64, 4, 3, 1),
-            Tile(64, 128, 4, 3, 0),
-        ),
-        (
-            Tile(64, 128, 4, 4, 1), Tile(128, 64, 4, 5, 1), Tile(128, 128, 4, 3, 1),
-            Tile(128, 64, 4, 4, 0),
-        ),
-    ),
-    64: (
-        (Tile(64, 64, 4, 4, 0), Tile(64, 64, 4, 3, 1), Tile(128, 64, 8, 3, 0)),
-        (Tile(128, 64, 4, 4, 0), Tile(128, 64, 4, 4, 1), Tile(128, 128, 4, 3, 0)),
-    ),
-}  # fmt: skip
-MANY: Final[dict[int, _Candidates]] = {
-    64: (
-        (Tile(64, 64, 4, 4, 0), Tile(128, 64, 4, 3, 0), Tile(128, 64, 8, 3, 0)),
-        (Tile(128, 64, 4, 4, 0), Tile(256, 64, 8, 3, 0), Tile(128, 128, 4, 3, 0)),
-    ),
-    128: (
-        (
-            Tile(128, 64, 8, 3, 0), Tile(128, 64, 8, 4, 0), Tile(64, 64, 8, 4, 0),
-            Tile(64, 64, 4, 4, 0),
-        ),
-        (
-            Tile(256, 64, 8, 3, 0), Tile(128, 64, 8, 4, 0), Tile(128, 64, 4, 4, 0),
-            Tile(128, 128, 8, 3, 0),
-        ),
-    ),
-}  # fmt: skip
-
-
-def candidates(shape: MoeShape, tokens: int) -> dict[int, _Candidates]:
-    """By rows of a block: those near the entries that an expert has."""
-    mean = tokens * shape.top_k / shape.experts
-    if mean < 8:
-        return FEW
-    if mean < 16:
-        return {**FEW, 32: SOME[32]}
-    return SOME if mean < 64 else MANY
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """LAYERS layers' weights."""
-
-    shape: MoeShape
-    w13: list[Tensor]
-    w2: list[Tensor]
-
-    @classmethod
-    def random(cls, shape: MoeShape) -> "Experts":
-        def weights(*sizes: int) -> Tensor:
-            empty = torch.empty(sizes, dtype=torch.bfloat16, device="cuda")
-            return empty.normal_(0, sizes[-1] ** -0.5)
-
-        size, ffn, experts = shape.size, shape.ffn, shape.experts
-        w13 = [weights(experts, 2 * ffn, size) for _ in range(LAYERS)]
-        return cls(shape, w13, [weights(experts, size, ffn) for _ in range(LAYERS)])
-
-    @property
-    def model(self) -> Model:
-        return cuda_moe.model_of(self.w13[0], self.shape.top_k, True)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Inputs of one number of tokens."""
-
-    experts: Experts
-    x: Tensor
-    logits: Tensor
-
-    @classmethod
-    def random(cls, experts: Experts, tokens: int) -> "Step":
-        shape = experts.shape
-        x = torch.randn(tokens, shape.size, device="cuda").to(torch.bfloat16)
-        return cls(experts, x, torch.randn(tokens, shape.experts, device="cuda").to(x.dtype))
-
-    def run(self) -> list[Tensor]:
-        """Every layer, as a model runs it."""
-        shape = self.experts.shape
-        return [
-            ops.moe(self.x, self.logits, w13, w2, shape.top_k, True)
-            for w13, w2 in zip(self.experts.w13, self.experts.w2, strict=True)
-        ]
-
-    def run_with(self, tiles: Tiles) -> Tensor:
-        """Every layer with these tiles; the last one's result."""
-        out = torch.empty_like(self.x)
-        for w13, w2 in zip(self.experts.w13, self.experts.w2, strict=True):
-            cuda_moe.run(self.x, self.logits, w13, w2, out, self.experts.model, tiles)
-        return out
-
-    def layer_us(self, run: Callable[[], object], replays: int = 20) -> float:
-        times = replay_times_ms(capture(run), replays)
-        return statistics.median(times) * 1e3 / LAYERS
-
-    def expected(self, layer: int) -> Tensor:
-        """The reference in float32."""
-        w13, w2 = self.experts.w13[layer].float(), self.experts.w2[layer].float()
-        shape = self.experts.shape
-        return reference.moe(self.x.float(), self.logits.float(), w13, w2, shape.top_k, True)
-
-    def floor_us(self) -> tuple[float, int]:
-        """And how many experts have a token."""
-        shape = self.experts.shape
-        chosen = self.logits.float().topk(shape.top_k).indices
-        active = len(chosen.unique())
-        moved = active * 3 * shape.ffn * shape.size * 2 + 2 * self.x.nbytes + self.logits.nbytes
-        flops = 6 * chosen.numel() * shape.ffn * shape.size
-        return max(moved / FLOOR_TB_S / 1e6, flops / FLOOR_TFLOPS / 1e6), active
-
-
-def check(step: Step, found: Tensor, layer: int, what: str) -> float:
-    """The error, of the norm. Raises SystemExit where it is too large."""
-    expected = step.expected(layer)
-    error = float((found.float() - expected).norm() / expected.norm())
-    if not error <= LIMIT:
-        raise SystemExit(f"{what}: error {error:.2e} of the norm, limit {LIMIT:.2e}")
-    return error
 
 
 def time_tokens(experts: Experts) -> Iterator[dict[str, Any]]:
     for tokens in TOKENS:
         step = Step.random(experts, tokens)
-        error = check(step, step.run()[-1], LAYERS - 1, f"{tokens} tokens")
+        error = step.error(step.run()[-1])
+        if not error <= LIMIT:
+            raise SystemExit(f"{tokens} tokens: error {error:.2e} of the norm, limit {LIMIT:.2e}")
         us = step.layer_us(step.run)
         floor_us, active = step.floor_us()
         tiles = moe_tiles.tiles_for(experts.model.device, experts.shape, tokens)
@@ -213,77 +66,6 @@ def time_tokens(experts: Experts) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def as_row(tokens: int, tiles: Tiles) -> dict[str, Any]:
-    """As the table has it."""
-    return {
-        "tokens": tokens,
-        "block_m": tiles.block_m,
-        "gate_up": [*tiles.gate_up],
-        "down": [*tiles.down],
-    }
-
-
-def tune(experts: Experts) -> None:
-    """Writes the table's rows for this device and shape."""
-    begun = time.perf_counter()
-    model = experts.model
-    programs = {
-        program
-        for tokens in TUNED
-        for block_m, (gate_ups, downs) in candidates(experts.shape, tokens).items()
-        for tiles in [
-            *(Tiles(block_m, tile, downs[0]) for tile in gate_ups),
-            *(Tiles(block_m, gate_ups[0], tile) for tile in downs),
-        ]
-        for program in cuda_moe.programs_of(model, tiles, tokens <= cuda_moe.FEW_TOKENS)
-    }
-    compiled(sorted(programs, key=repr))
-    print(f"{len(programs)} programs after {time.perf_counter() - begun:.1f} s", flush=True)
-    rows = [best_tiles(experts, tokens) for tokens in TUNED]
-    table = json.loads(moe_tiles.TABLE.read_text())
-    table.setdefault(model.device, {})[str(experts.shape)] = rows
-    moe_tiles.TABLE.write_text(as_text(table))
-    moe_tiles.forget()
-    print(f"tuned after {time.perf_counter() - begun:.1f} s", flush=True)
-
-
-def as_text(table: dict[str, Any]) -> str:
-    """JSON with a line for each row."""
-    devices = []
-    for device, shapes in table.items():
-        parts = []
-        for shape, rows in shapes.items():
-            lines = ",\n".join(f"   {json.dumps(row)}" for row in rows)
-            parts.append(f"  {json.dumps(shape)}: [\n{lines}\n  ]")
-        devices.append(f" {json.dumps(device)}: {{\n" + ",\n".join(parts) + "\n }")
-    return "{\n" + ",\n".join(devices) + "\n}\n"
-
-
-def best_tiles(experts: Experts, tokens: int) -> dict[str, Any]:
-    """First gate_up's tile, then down's, for each number of rows that a block may have."""
-    step = Step.random(experts, tokens)
-    expected = step.expected(LAYERS - 1)
-    found: dict[Tiles, float] = {}
-
-    def us_of(tiles: Tiles) -> float:
-        if tiles not in found:
-            out = step.run_with(tiles)
-            error = float((out.float() - expected).norm() / expected.norm())
-            right = error <= LIMIT
-            found[tiles] = step.layer_us(lambda: step.run_with(tiles), 9) if right else float("inf")
-            print(f"   {tokens:6d} {found[tiles]:9.1f} us  {tiles}", flush=True)
-        return found[tiles]
-
-    for block_m, (gate_ups, downs) in candidates(experts.shape, tokens).items():
-        start = Tiles(block_m, gate_ups[0], downs[0])
-        chosen = min((replace(start, gate_up=tile) for tile in gate_ups), key=us_of)
-        for tile in downs:
-            us_of(replace(chosen, down=tile))
-    best = min(found, key=lambda tiles: found[tiles])
-    print(f"{tokens:6d} tokens: {found[best]:.1f} us with {best}", flush=True)
-    return as_row(tokens, best)
-
-
 def decode_step(batch: int = 64, context: int = 600) -> dict[str, Any]:
     """The whole model in the engine, random weights: a decode step's wall time and its floor."""
     rng = random.Random(0)
@@ -299,23 +81,61 @@ def decode_step(batch: int = 64, context: int = 600) -> dict[str, Any]:
             prefill_budget=16_384,
         )
         engine = build_engine(config)
-    timed = engine._executor = TimedExecutor(engine._executor)
+    executor = engine._executor
+    timed = engine._executor = TimedExecutor(executor)
     load = Workload(prompts, [new] * batch, 0.6)
     results = []
     for index in range(3):
         forget_prompts(engine)
         results.append(run_workload(engine, timed, load, 1000 * index))
+    forget_prompts(engine)
+    profile = profiled(engine, load, 100_000, 12)
+    show(profile)
     band = next(name for name in results[0]["decode_ms"] if name.endswith(f"-{batch}"))
     ms = statistics.median(result["decode_ms"][band] for result in results)
-    floor_ms = decode_floor_ms(batch, context)
-    print(f"decode step, {batch} x {context}: {ms:.2f} ms, floor {floor_ms:.2f}", flush=True)
-    return {"ms": ms, "floor_ms": floor_ms, "over_floor": ms / floor_ms, "runs": results}
+    active = active_experts(executor, batch)
+    floor_ms = decode_floor_ms(batch, context, active)
+    print(
+        f"decode step, {batch} x {context}, {active:.0f} active experts: {ms:.2f} ms,"
+        f" floor {floor_ms:.2f}",
+        flush=True,
+    )
+    return {
+        "ms": ms,
+        "floor_ms": floor_ms,
+        "over_floor": ms / floor_ms,
+        "active_experts": active,
+        "runs": results,
+        "profile": profile,
+    }
 
 
-def decode_floor_ms(batch: int, context: int) -> float:
-    """Bytes at 4.1 TB/s: experts that evenly spread choices reach, other weights, keys, values."""
+def active_experts(executor: CudaExecutor, batch: int) -> float:
+    """Experts that have a token in a decode step, the mean of the layers.
+
+    Runs one more step, of all rows as they were left.
+    """
+    found: list[int] = []
+
+    def counting(router: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def count(x: Tensor) -> Tensor:
+            logits = router(x)
+            found.append(len(logits.float().topk(A3B.top_k).indices.unique()))
+            return logits
+
+        return count
+
+    for layer in executor._decode._parts.model.layers:
+        layer.mlp.router = counting(layer.mlp.router)
+    with torch.inference_mode():
+        executor._rows.decode_rows[:batch] = torch.arange(batch, device="cuda")
+        executor._decode._forward(batch)
+    return statistics.mean(found)
+
+
+def decode_floor_ms(batch: int, context: int, active: float) -> float:
+    """Bytes at 4.1 TB/s: active experts, other weights, keys and values."""
     shape = MODELS["30B-A3B"]
-    active = A3B.experts * (1 - (1 - A3B.top_k / A3B.experts) ** batch)
     heads = (2 * shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
     layer = active * 3 * A3B.ffn * A3B.size + heads * A3B.size + A3B.experts * A3B.size
     keys = batch * context * 2 * shape.kv_heads * shape.head_dim

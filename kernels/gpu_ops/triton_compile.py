@@ -84,17 +84,15 @@ def _compile_elsewhere(programs: list[Program]) -> None:
         environment["PYTHONPATH"] = os.pathsep.join([str(_FOLDER.parent), *sys.path[1:]])
         started = []
         for index in range(children):
-            share = json.dumps([asdict(program) for program in programs[index::children]])
-            child = subprocess.Popen(
-                [sys.executable, "-m", "gpu_ops.triton_compile"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env=environment, text=True,
+            share = Path(scratch) / f"programs-{index}.json"
+            share.write_text(json.dumps([asdict(program) for program in programs[index::children]]))
+            command = [sys.executable, "-m", "gpu_ops.triton_compile", str(share)]
+            started.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, env=environment, text=True,
+                )
             )  # fmt: skip
-            assert child.stdin is not None
-            child.stdin.write(share)
-            child.stdin.close()
-            child.stdin = None
-            started.append(child)
         outputs = [(child.communicate()[0], child.returncode) for child in started]
     for output, status in outputs:
         if status:
@@ -136,5 +134,5 @@ def _read_program(fields: dict[str, object]) -> Program:
 
 
 if __name__ == "__main__":
-    for fields in json.load(sys.stdin):
+    for fields in json.loads(Path(sys.argv[1]).read_text()):
         _compile(_read_program(fields))
