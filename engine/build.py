@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from engine.broadcast import BroadcastExecutor, Send
 from engine.cache_factory import build_prefix_cache
 from engine.config import TARGET_ITL_MS, EngineConfig
 from engine.core import Engine, EngineFacts
@@ -23,25 +24,47 @@ from engine.limits import (
     pool_pages,
 )
 from engine.load import load_model, outline, resolve_dtype
-from engine.model_config import ModelConfig, read_model_config
+from engine.model_config import read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.scheduler import Scheduler
+from engine.sharding import Share, share_of
 from engine.timeouts import Timeouts
 from engine.weights import Progress, no_progress
+from gpu_ops.collectives import RankGroup
 
 
-def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    progress: Progress = no_progress,
+    *,
+    group: RankGroup | None = None,
+    send: Send | None = None,
+) -> Engine:
     """Loads the model and builds everything that runs it.
 
     progress  called with (bytes done, bytes in all) while weights are loaded
+    group     of ranks that share the model, of which this is the first
+    send      gives a step descriptor to all others, which run `build_executor` meanwhile
 
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
+    return assemble_engine(config, _load(config, progress, group), send)
+
+
+def build_executor(
+    config: EngineConfig, group: RankGroup, progress: Progress = no_progress
+) -> Executor:
+    """What a rank that decides nothing runs: see `build_engine`, which rank 0 calls meanwhile."""
+    return _built(config, _load(config, progress, group)).executor
+
+
+def _load(config: EngineConfig, progress: Progress, group: RankGroup | None) -> Decoder:
     shape = read_model_config(config.model)
     check_settings(config, shape)
     device = _resolve_device(config)
-    _refuse_beyond_memory(config, shape, device)
+    share = share_of(shape) if group is None else share_of(shape, group.rank, group.size)
+    _refuse_beyond_memory(config, share, device)
     eos_ids(config.model)  # its files may be broken: better told now than after the weights
     _, model = load_model(
         config.model,
@@ -50,16 +73,18 @@ def build_engine(config: EngineConfig, progress: Progress = no_progress) -> Engi
         load_format=config.load_format,
         max_positions=config.max_model_len,
         seed=config.seed,
+        group=group,
         progress=progress,
     )
-    return assemble_engine(config, model)
+    return model
 
 
-def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
+def assemble_engine(config: EngineConfig, model: Decoder, send: Send | None = None) -> Engine:
     """An engine around a model that is loaded already. Raises ModelError as `build_engine` does."""
     on_cuda = model.device.type == "cuda"
-    built = (_on_cuda if on_cuda else _on_cpu)(config, model)
-    pages = built.executor.pages
+    built = _built(config, model)
+    executor = built.executor if send is None else BroadcastExecutor(built.executor, send)
+    pages = executor.pages
     scheduler = Scheduler(
         pool=PagePool(pages),
         cache=build_prefix_cache(config.cache, config.page_size),
@@ -87,7 +112,7 @@ def assemble_engine(config: EngineConfig, model: Decoder) -> Engine:
         dtype=str(model.dtype).removeprefix("torch."),
         overlap=overlap,
     )
-    return Engine(scheduler, built.executor, overlap=overlap, facts=facts)
+    return Engine(scheduler, executor, overlap=overlap, facts=facts)
 
 
 def _target_itl_s(config: EngineConfig, on_cuda: bool) -> float | None:
@@ -104,9 +129,14 @@ class _Built:
     max_model_len: int
 
 
+def _built(config: EngineConfig, model: Decoder) -> _Built:
+    return (_on_cuda if model.device.type == "cuda" else _on_cpu)(config, model)
+
+
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
-    budget = pool_budget(config, _available_bytes(), on_cpu=True)
-    pages = pool_pages(config, model.config, budget, model.dtype.itemsize)
+    ranks = _ranks(model.group)
+    budget = pool_budget(config, _available_bytes(), on_cpu=True) // ranks
+    pages = _pool_pages(config, model, budget)
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CpuExecutor(
         model,
@@ -114,9 +144,14 @@ def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
         page_size=config.page_size,
         max_rows=config.max_running,
         max_pages_per_row=-(-max_model_len // config.page_size),
-        threads=config.cpu_threads or os.cpu_count(),
+        threads=config.cpu_threads or max(1, (os.cpu_count() or 1) // ranks),
     )
     return _Built(executor, max_model_len)
+
+
+def _ranks(group: RankGroup | None) -> int:
+    """Ranks that share this machine's memory and processors."""
+    return 1 if group is None else group.size
 
 
 def _available_bytes() -> int:
@@ -146,8 +181,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
         prefill_tokens=config.prefill_budget or context,
         buckets=buckets,
     )
-    budget = pool_budget(config, measured.left, on_cpu=False)
-    pages = pool_pages(config, model.config, budget, model.dtype.itemsize)
+    pages = _pool_pages(config, model, pool_budget(config, measured.left, on_cpu=False))
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CudaExecutor(
         model,
@@ -187,15 +221,27 @@ def _is_known_gpu(index: int = 0) -> bool:
     return torch.cuda.get_device_capability(index) >= (9, 0)
 
 
-def _refuse_beyond_memory(config: EngineConfig, shape: ModelConfig, device: torch.device) -> None:
+def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
+    """KV pages, the dummy page included, of which all ranks have as many as the poorest."""
+    pages = pool_pages(config, model.config, budget_bytes, model.dtype.itemsize)
+    if model.group is None:
+        return pages
+    own = torch.tensor([pages], dtype=torch.int64, device=model.device)
+    return int(model.group.all_gather(own).min())  # waits until every rank has said its number
+
+
+def _refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.device) -> None:
     """Raises ModelError for a model that would fail half-way through loading, or be killed."""
+    shape = share.config
     dtype = resolve_dtype(config.dtype, shape, device)
-    model = outline(shape, dtype, asked_context(config, shape))
-    weights = sum(tensor.nbytes for tensor in model.destinations().values()) + model.cos_sin.nbytes
+    model = outline(share, dtype, asked_context(config, shape))
+    weights = sum(place.tensor.nbytes for place in model.destinations().values())
+    weights += model.cos_sin.nbytes
     pages = 2 if config.max_kv_tokens is None else 1 + asked_pages(config)
     pool = pages * page_bytes(shape, config.page_size, dtype)
     on_cuda = device.type == "cuda"
-    free = int(torch.cuda.mem_get_info(device)[0]) if on_cuda else _available_bytes()
+    # On a CPU the ranks share the machine's memory.
+    free = torch.cuda.mem_get_info(device)[0] if on_cuda else _available_bytes() // share.size
     if weights + pool > free:
         kept = f"{pool / 1e9:.1f} GB of keys and values"
         if config.max_kv_tokens is not None:

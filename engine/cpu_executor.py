@@ -169,11 +169,22 @@ class CpuExecutor:
         if work.sampled.size < len(hidden):
             hidden = hidden[torch.from_numpy(work.sampled)]
         rows = work.rows[work.sampled]
+        if self._can_skip_logits(rows):
+            token_ids: Int32Array = self._model.greedy(hidden).numpy()
+            self._state.last_token[rows] = token_ids
+            return FinishedStep(token_ids, StepScores((), prompts))
         logits = self._model.logits(hidden)
         token_ids = self._draw(logits, rows, step)
         self._state.last_token[rows] = token_ids
         sampled = self._special.sampled_scores(logits, torch.from_numpy(token_ids), rows)
         return FinishedStep(token_ids, StepScores(sampled, prompts))
+
+    def _can_skip_logits(self, rows: Int32Array) -> bool:
+        """Whether ranks need not give each other all logits: where each row takes its largest."""
+        if self._model.group is None:
+            return False
+        is_greedy = not self._state.temperature[rows].any()
+        return is_greedy and not self._special.concerns(rows).any()
 
     def _slots(self, work: _Work) -> Int32Array:
         pages = self._state.page_table[work.rows, work.positions // self.page_size]

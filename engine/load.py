@@ -7,6 +7,7 @@ import torch
 
 from engine.model_config import ModelConfig, read_model_config
 from engine.models.decoder import Decoder
+from engine.sharding import Share, share_of
 from engine.weights import (
     Progress,
     check_weights,
@@ -14,6 +15,7 @@ from engine.weights import (
     load_weights,
     no_progress,
 )
+from gpu_ops.collectives import RankGroup
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -30,6 +32,7 @@ def load_model(
     load_format: Literal["auto", "dummy"] = "auto",
     max_positions: int | None = None,
     seed: int = 0,
+    group: RankGroup | None = None,
     progress: Progress = no_progress,
 ) -> tuple[ModelConfig, Decoder]:
     """The model in `folder`, loaded on `device` and ready to run.
@@ -37,19 +40,21 @@ def load_model(
     dtype          auto, float32, float16 or bfloat16
     max_positions  longest sequence, tokens; None: the checkpoint's own limit
     seed           of dummy weights
+    group          the ranks that share the model, this one's part of which is loaded; None: all
 
     Raises ModelError for a checkpoint that is broken or not supported.
     """
     config = read_model_config(folder)
     with torch.inference_mode():
         if load_format != "dummy":
-            shapes = outline(config, torch.float32, positions=1)
+            shapes = outline(share_of(config), torch.float32, positions=1)
             check_weights(folder, shapes.destinations(), tied=config.tied)
         model = Decoder(
-            config,
+            share_of(config) if group is None else share_of(config, group.rank, group.size),
             dtype=resolve_dtype(dtype, config, torch.device(device)),
             device=device,
             max_positions=max_positions or config.max_positions,
+            group=group,
         )
         if load_format == "dummy":
             fill_with_dummies(model.destinations(), seed, progress)
@@ -59,9 +64,9 @@ def load_model(
     return config, model
 
 
-def outline(config: ModelConfig, dtype: torch.dtype, positions: int) -> Decoder:
+def outline(share: Share, dtype: torch.dtype, positions: int) -> Decoder:
     """The model without memory: names, shapes and sizes of its tensors."""
-    return Decoder(config, dtype=dtype, device="meta", max_positions=positions)
+    return Decoder(share, dtype=dtype, device="meta", max_positions=positions)
 
 
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -1,13 +1,14 @@
 """Filling a model's tensors from safetensors files, or with random numbers.
 
 Guarantees
-- One checkpoint tensor is in memory at a time beside the model.
+- One checkpoint tensor is in memory at a time beside the model, and only the part that is needed.
 - What `check_weights` accepts fills every tensor of the model exactly once, with one of its shape.
 
 Assumes nothing of the model but `name → where the tensor goes`.
 """
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.destination import Destination
 from engine.errors import ModelError
 
-Tensor = torch.Tensor
+Places = Mapping[str, Destination]
 Progress = Callable[[int, int], None]  # bytes of checkpoint read so far, and in all
 
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -64,12 +66,14 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def load_weights(
     folder: Path,
-    destinations: Mapping[str, Tensor],
+    destinations: Places,
     *,
     tied: bool,
     progress: Progress = no_progress,
 ) -> None:
     """Copies the checkpoint into `destinations`, converting to their dtype.
+
+    Reads what has a destination and, of tensors that are divided among ranks, this rank's part.
 
     tied  the checkpoint may repeat the output layer, which is then passed over
 
@@ -81,15 +85,18 @@ def load_weights(
     for file in files:
         with _opened(file) as tensors:
             for name in tensors.keys():
-                if _is_needed(name, tied):
-                    tensor = tensors.get_tensor(name)
-                    destinations[name].copy_(tensor)
-                    done_bytes += tensor.nbytes
-                    progress(min(done_bytes, total_bytes), total_bytes)
+                destination = destinations.get(name)
+                if destination is None or not _is_needed(name, tied):
+                    continue
+                whole = tensors.get_slice(name)
+                tensor = whole[destination.part]
+                destination.tensor.copy_(tensor)
+                done_bytes += math.prod(whole.get_shape()) * tensor.itemsize
+                progress(min(done_bytes, total_bytes), total_bytes)
     progress(total_bytes, total_bytes)
 
 
-def check_weights(folder: Path, destinations: Mapping[str, Tensor], *, tied: bool) -> None:
+def check_weights(folder: Path, destinations: Places, *, tied: bool) -> None:
     """Holds the files' headers against `destinations`, which may be on any device, meta included.
 
     Raises ModelError naming the tensor that is missing, unexpected, repeated or of another shape or
@@ -126,9 +133,7 @@ def _opened(file: Path) -> Iterator[Any]:
         raise ModelError(f"{file} cannot be read: {error}") from error
 
 
-def _check(
-    file: Path, name: str, shape: list[int], dtype: str, destinations: Mapping[str, Tensor]
-) -> None:
+def _check(file: Path, name: str, shape: list[int], dtype: str, destinations: Places) -> None:
     destination = destinations.get(name)
     if destination is None:
         raise ModelError(f"{file}: {name} is not a tensor of this model")
@@ -138,21 +143,24 @@ def _check(
         raise ModelError(f"{file}: {name} is {dtype}; supported are {', '.join(_DTYPES)}")
 
 
-def fill_with_dummies(
-    destinations: Mapping[str, Tensor], seed: int, progress: Progress = no_progress
-) -> None:
+def fill_with_dummies(destinations: Places, seed: int, progress: Progress = no_progress) -> None:
     """Random weights of a plausible size; the same for the same seed, name, shape and device.
 
-    For tests and speed runs: norms are 1 and the rest is normal with deviation 0.02.
+    For tests and speed runs: norms are 1 and the rest is normal with deviation 0.02. Ranks get
+    their parts of the same weights.
     """
-    total_bytes = sum(tensor.nbytes for tensor in destinations.values())
+    total_bytes = sum(destination.tensor.nbytes for destination in destinations.values())
     done_bytes = 0
-    for name, tensor in destinations.items():
+    for name, destination in destinations.items():
+        tensor = destination.tensor
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         else:
             generator = torch.Generator(tensor.device)
             generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            tensor.normal_(0.0, 0.02, generator=generator)
+            whole = tensor if destination.is_whole else tensor.new_empty(destination.shape)
+            whole.normal_(0.0, 0.02, generator=generator)
+            if whole is not tensor:
+                tensor.copy_(whole[destination.part])
         done_bytes += tensor.nbytes
         progress(done_bytes, total_bytes)

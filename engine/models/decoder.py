@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.destination import Destination, Destinations
 from engine.kv_cache import KvCache
-from engine.model_config import ModelConfig
-from engine.models.layers import Destinations, Linear, Mlp, Place
+from engine.models.layers import Linear, Mlp, Place
 from engine.models.moe import MoeMlp
 from engine.rope_table import cos_sin_table
+from engine.sharding import Share, Span
 from gpu_ops import cpu_linear, ops
 from gpu_ops.batch import AttentionBatch
+from gpu_ops.collectives import RankGroup, all_reduce_, largest_of_all
 
 Tensor = torch.Tensor
 
@@ -21,10 +23,11 @@ Tensor = torch.Tensor
 class Layer:
     """Weights of one decoder layer. Owned by the engine thread once loaded."""
 
-    def __init__(self, config: ModelConfig, index: int, place: Place) -> None:
+    def __init__(self, share: Share, index: int, place: Place) -> None:
+        config = share.config
         name, hidden, head_dim = f"model.layers.{index}", config.hidden_size, config.head_dim
-        attention = f"{name}.self_attn"
-        kv_size = config.kv_heads * head_dim
+        attention, every = f"{name}.self_attn", Span.all_of(hidden)
+        heads, kv_heads = share.heads.times(head_dim), share.kv_heads.times(head_dim)
         self.name = name
         self.window = config.windows[index]
         self.input_norm = place.empty(hidden)
@@ -33,31 +36,33 @@ class Layer:
         self.k_norm = place.empty(head_dim) if config.qk_norm else None
         self.qkv = Linear(
             {
-                f"{attention}.q_proj": config.heads * head_dim,
-                f"{attention}.k_proj": kv_size,
-                f"{attention}.v_proj": kv_size,
+                f"{attention}.q_proj": heads,
+                f"{attention}.k_proj": kv_heads,
+                f"{attention}.v_proj": kv_heads,
             },
-            hidden,
+            every,
             config.qkv_bias,
             place,
         )
         self.o = Linear(
-            {f"{attention}.o_proj": hidden}, config.heads * head_dim, config.o_bias, place
+            {f"{attention}.o_proj": every}, heads, config.o_bias and share.is_first, place
         )
         self.mlp: Mlp | MoeMlp
         if config.moe is not None and config.moe.layers[index]:
-            self.mlp = MoeMlp(f"{name}.mlp", hidden, config.moe, place)
+            self.mlp = MoeMlp(f"{name}.mlp", hidden, config.moe, share.expert_ffn, place)
         else:
-            self.mlp = Mlp(f"{name}.mlp", hidden, config.ffn_size, config.mlp_bias, place)
+            self.mlp = Mlp(
+                f"{name}.mlp", hidden, share.ffn, config.mlp_bias, place, adds_bias=share.is_first
+            )
 
     def destinations(self) -> Destinations:
-        yield f"{self.name}.input_layernorm.weight", self.input_norm
+        yield f"{self.name}.input_layernorm.weight", Destination.of(self.input_norm)
         yield from self.qkv.destinations()
         if self.q_norm is not None and self.k_norm is not None:
-            yield f"{self.name}.self_attn.q_norm.weight", self.q_norm
-            yield f"{self.name}.self_attn.k_norm.weight", self.k_norm
+            yield f"{self.name}.self_attn.q_norm.weight", Destination.of(self.q_norm)
+            yield f"{self.name}.self_attn.k_norm.weight", Destination.of(self.k_norm)
         yield from self.o.destinations()
-        yield f"{self.name}.post_attention_layernorm.weight", self.post_norm
+        yield f"{self.name}.post_attention_layernorm.weight", Destination.of(self.post_norm)
         yield from self.mlp.destinations()
 
     def pack(self) -> None:
@@ -76,39 +81,48 @@ class _Step:
 
 
 class Decoder:
-    """A model ready to be filled and run. Owned by the engine thread once loaded.
+    """A model, or a rank's part of one, ready to be filled and run. Owned by the engine thread
+    once loaded.
 
+    share          which part; its config's shapes are this part's
+    group          the ranks that hold the other parts, which do all this together; None: it is all
     max_positions  the longest sequence it will be asked for, in tokens
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        share: Share,
         *,
         dtype: torch.dtype,
         device: torch.device | str,
         max_positions: int,
+        group: RankGroup | None = None,
     ) -> None:
-        place = Place(torch.device(device), dtype)
+        place, config = Place(torch.device(device), dtype), share.config
         self.config, self.dtype, self.device = config, dtype, place.device
-        self.embedding = place.empty(config.vocab_size, config.hidden_size)
-        self.layers = [Layer(config, index, place) for index in range(config.layers)]
+        self.group = group
+        self._vocabulary = share.vocabulary
+        table_shape = share.vocabulary_rows, config.hidden_size
+        self.embedding = place.empty(*table_shape)
+        self.layers = [Layer(share, index, place) for index in range(config.layers)]
         self.norm = place.empty(config.hidden_size)
-        self.head = (
-            self.embedding if config.tied else place.empty(config.vocab_size, config.hidden_size)
-        )
+        self.head = self.embedding if config.tied else place.empty(*table_shape)
+        if share.vocabulary.size < share.vocabulary_rows:
+            for table in (self.embedding, self.head):
+                table[share.vocabulary.size :] = 0.0
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_positions, device)
         self._scale = config.head_dim**-0.5
         self.may_be_captured = True  # known once it is prepared for inference
 
-    def destinations(self) -> dict[str, Tensor]:
+    def destinations(self) -> dict[str, Destination]:
         """Checkpoint name → where its tensor goes, in the checkpoint's usual order."""
-        places = {"model.embed_tokens.weight": self.embedding}
+        rows = self._vocabulary
+        places = {"model.embed_tokens.weight": Destination.of(self.embedding[: rows.size], rows)}
         for layer in self.layers:
             places.update(layer.destinations())
-        places["model.norm.weight"] = self.norm
+        places["model.norm.weight"] = Destination.of(self.norm)
         if not self.config.tied:
-            places["lm_head.weight"] = self.head
+            places["lm_head.weight"] = Destination.of(self.head[: rows.size], rows)
         return places
 
     def prepare_for_inference(self) -> None:
@@ -141,20 +155,27 @@ class Decoder:
         Launches on the current stream; does not synchronise; may be captured.
         """
         step = _Step(positions, slots, cache, batch)
-        residual, x = ops.embed_rms_norm(
-            token_ids, self.embedding, self.layers[0].input_norm, self.config.norm_eps
-        )
+        residual, x = self._embed(token_ids)
         if self._takes_few_rows(len(token_ids)):
             return self._few_rows(residual, step)
         return self._many_rows(residual, x, step)
+
+    def _embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        norm, eps = self.layers[0].input_norm, self.config.norm_eps
+        if self.group is None:
+            return ops.embed_rms_norm(token_ids, self.embedding, norm, eps)
+        # Every row is one rank's, and zero on all others: the sum is exact.
+        rows = ops.embed_part(token_ids, self.embedding, self._vocabulary.start)
+        residual = self.group.all_reduce_(rows)
+        return residual, ops.rms_norm(residual, norm, eps)
 
     def _many_rows(self, residual: Tensor, x: Tensor, step: _Step) -> Tensor:
         eps = self.config.norm_eps
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for index, (layer, next_norm) in enumerate(zip(self.layers, following, strict=True)):
-            x = layer.o(self._attend(index, layer.qkv(x), step))
+            x = all_reduce_(layer.o(self._attend(index, layer.qkv(x), step)), self.group)
             x = ops.add_rms_norm_(x, residual, layer.post_norm, eps)
-            x = ops.add_rms_norm_(layer.mlp(x), residual, next_norm, eps)
+            x = ops.add_rms_norm_(all_reduce_(layer.mlp(x), self.group), residual, next_norm, eps)
         return x
 
     def _few_rows(self, residual: Tensor, step: _Step) -> Tensor:
@@ -169,6 +190,8 @@ class Decoder:
         return ops.rms_norm(residual, self.norm, eps)
 
     def _takes_few_rows(self, rows: int) -> bool:
+        if self.group is not None:
+            return False  # a product that adds to the residual leaves no room for the ranks' sum
         layer = self.layers[0]
         biased = layer.qkv.bias is not None or layer.o.bias is not None
         if self.config.moe is not None or biased or self.config.mlp_bias:
@@ -198,4 +221,18 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocab] in the model's dtype, of rows of `hidden_states`."""
-        return ops.linear(hidden, self.head)
+        logits = ops.linear(hidden, self.head)
+        if self.group is None:
+            return logits
+        of_ranks = self.group.all_gather(logits).transpose(0, 1)  # [n, ranks, rows of each]
+        return of_ranks.flatten(1)[:, : self.config.vocab_size].contiguous()
+
+    def greedy(self, hidden: Tensor) -> Tensor:
+        """[n] int32: the ids of the largest logits, of which each rank finds its own.
+
+        The lowest id among equals, as `ops.sample` at temperature 0.
+        """
+        assert self.group is not None
+        logits = ops.linear(hidden, self.head)
+        logits[:, self._vocabulary.size :] = -torch.inf
+        return largest_of_all(logits, self._vocabulary.start, self.group)

@@ -2,8 +2,10 @@
 
 import torch
 
+from engine.destination import Destination, Destinations
 from engine.model_config import Moe
-from engine.models.layers import Destinations, Linear, Place
+from engine.models.layers import Linear, Place
+from engine.sharding import Span
 from gpu_ops import ops
 
 Tensor = torch.Tensor
@@ -14,13 +16,16 @@ class MoeMlp:
 
     w13  [experts, 2 * ffn, hidden]: gate, then up
     w2   [experts, hidden, ffn]
+
+    Of a group's ranks each has a part of every expert, and gives a part of a sum.
     """
 
-    def __init__(self, name: str, hidden: int, moe: Moe, place: Place) -> None:
-        self._name, self._moe = name, moe
-        self.router = Linear({f"{name}.gate": moe.experts}, hidden, False, place)
-        self.w13 = place.empty(moe.experts, 2 * moe.ffn_size, hidden)
-        self.w2 = place.empty(moe.experts, hidden, moe.ffn_size)
+    def __init__(self, name: str, hidden: int, moe: Moe, ffn: Span, place: Place) -> None:
+        self._name, self._moe, self._ffn = name, moe, ffn
+        every = Span.all_of(hidden)
+        self.router = Linear({f"{name}.gate": Span.all_of(moe.experts)}, every, False, place)
+        self.w13 = place.empty(moe.experts, 2 * ffn.size, hidden)
+        self.w2 = place.empty(moe.experts, hidden, ffn.size)
 
     def __call__(self, x: Tensor) -> Tensor:
         moe = self._moe
@@ -31,9 +36,12 @@ class MoeMlp:
         for expert in range(self._moe.experts):
             name = f"{self._name}.experts.{expert}"
             gate, up = self.w13[expert].chunk(2)
-            yield f"{name}.gate_proj.weight", gate
-            yield f"{name}.up_proj.weight", up
-            yield f"{name}.down_proj.weight", self.w2[expert]
+            yield f"{name}.gate_proj.weight", Destination.of(gate, self._ffn)
+            yield f"{name}.up_proj.weight", Destination.of(up, self._ffn)
+            yield (
+                f"{name}.down_proj.weight",
+                Destination.of(self.w2[expert], columns=self._ffn),
+            )
 
     def prepare_kernels(self) -> bool:
         """Compiles what the device needs, once for all layers; whether graphs may hold it."""

@@ -79,6 +79,17 @@ def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tu
     return rows, reference.rms_norm(rows, weight, eps)
 
 
+def embed_part(ids: Tensor, table: Tensor, first: int) -> Tensor:
+    """[n, size], new: the rows of ids that `table` has, and zeros for all others.
+
+    ids    [n] int32
+    table  [m, size]: the rows of the ids first to first + m - 1
+    """
+    at = ids - first
+    missing = (at < 0) | (at >= len(table))
+    return F.embedding(at.masked_fill(missing, 0), table).masked_fill_(missing[:, None], 0.0)
+
+
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x in place; returns rms_norm(residual, weight, eps), a new tensor.
 

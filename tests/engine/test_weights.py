@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import ModelError
 from engine.load import load_model
 from engine.models.decoder import Decoder
+from engine.sharding import share_of
 from engine.weights import INDEX_NAME, SINGLE_NAME, fill_with_dummies, load_weights
 from tests.checkpoints import build_checkpoint
 
@@ -22,9 +23,9 @@ def folder(tmp_path: Path) -> Path:
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     """What the model's tensors hold after loading, before they are packed."""
     config, _ = load_model(folder)
-    model = Decoder(config, dtype=torch.float32, device="cpu", max_positions=8)
+    model = Decoder(share_of(config), dtype=torch.float32, device="cpu", max_positions=8)
     load_weights(folder, model.destinations(), tied=config.tied)
-    return model.destinations()
+    return {name: place.tensor for name, place in model.destinations().items()}
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -181,9 +182,9 @@ def test_dummies_need_no_files_and_repeat_by_seed(tmp_path: Path) -> None:
     config, _ = load_model(folder, load_format="dummy")
 
     def dummies(seed: int) -> dict[str, torch.Tensor]:
-        model = Decoder(config, dtype=torch.float32, device="cpu", max_positions=8)
+        model = Decoder(share_of(config), dtype=torch.float32, device="cpu", max_positions=8)
         fill_with_dummies(model.destinations(), seed)
-        return model.destinations()
+        return {name: place.tensor for name, place in model.destinations().items()}
 
     first, again, other = dummies(1), dummies(1), dummies(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
