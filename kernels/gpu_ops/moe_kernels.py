@@ -140,10 +140,12 @@ def gate_up(
     _begin(OVERLAP)
     tiles: tl.constexpr = (FFN + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // tiles
-    if block < tl.load(block_count):
-        entry = tl.load(sorted_entries + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    # Before the branch, so that all three are on their way at once; there is room for every block.
+    used = tl.load(block_count)
+    expert = tl.load(block_experts + block).to(tl.int64)
+    entry = tl.load(sorted_entries + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    if block < used:
         token = tl.where(entry < entries, entry, 0) // TOP_K
-        expert = tl.load(block_experts + block).to(tl.int64)
         n = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
         x_at = x + token.to(tl.int64)[:, None] * SIZE + k[None, :]
@@ -183,10 +185,12 @@ def down(
     _begin(OVERLAP)
     tiles: tl.constexpr = (SIZE + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // tiles
-    if block < tl.load(block_count):
-        entry = tl.load(sorted_entries + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    used = tl.load(block_count)
+    expert = tl.load(block_experts + block).to(tl.int64)
+    entry = tl.load(sorted_entries + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    if block < used:
         row = tl.where(entry < entries, entry, 0)
-        expert = tl.load(block_experts + block).to(tl.int64)
+        weight = tl.load(weights + row)
         n = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
         x_at = hidden + row.to(tl.int64)[:, None] * FFN + k[None, :]
@@ -202,7 +206,6 @@ def down(
             sums = _add_product(rows, columns, sums, WEIGHTS_FIRST)
         if WEIGHTS_FIRST:
             sums = tl.trans(sums)
-        weight = tl.load(weights + row)
         tl.store(
             results + entry.to(tl.int64)[:, None] * SIZE + n[None, :],
             (sums * weight[:, None]).to(results.dtype.element_ty),

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, Final
 
 from gpu_ops.cuda_compile import CompileError, cache_folder, write_whole
 
-_FOLDER = Path(__file__).resolve().parent
+SCRATCH_POINTERS: Final = 2  # last parameters of every kernel: scratch memory, null here
+_FOLDER: Final = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +120,22 @@ def _compile(program: Program) -> None:
     source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": program.warps, "num_stages": program.stages}
     made = triton.compile(source, target=GPUTarget("cuda", program.arch, 32), options=options)
-    if made.metadata.global_scratch_size:
-        raise CompileError(f"{program.kernel} wants scratch memory, which no launch gives it")
+    _check(program, made.metadata, made.asm["ptx"])
     header = {
         "name": made.metadata.name,
         "threads": 32 * made.metadata.num_warps,
         "shared_bytes": made.metadata.shared,
     }
     write_whole(_path(program), json.dumps(header).encode() + b"\n" + made.asm["cubin"])
+
+
+def _check(program: Program, metadata: Any, ptx: str) -> None:
+    """Raises CompileError where a launch would not be what Triton means: its form may change."""
+    found = len(set(re.findall(rf"\b{metadata.name}_param_\d+", ptx)))
+    if found != len(program.types) + SCRATCH_POINTERS:
+        raise CompileError(f"{program.kernel} has {found} parameters after Triton's changes")
+    if metadata.global_scratch_size:
+        raise CompileError(f"{program.kernel} wants scratch memory, which no launch gives it")
 
 
 def _read_program(fields: dict[str, object]) -> Program:

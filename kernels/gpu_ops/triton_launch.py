@@ -5,16 +5,17 @@ kernel before them drains.
 """
 
 import functools
+from typing import Final
 
 import torch
 
 from gpu_ops.cuda_launch import Kernel, load_cubin
-from gpu_ops.triton_compile import Cubin, Program, compiled
+from gpu_ops.triton_compile import SCRATCH_POINTERS, Cubin, Program, compiled
 
 Tensor = torch.Tensor
 
-_LETTERS = {"i32": "i", "i64": "q", "fp32": "f"}
-_SCRATCH = "PP"  # two parameters that Triton adds for kernels that ask for scratch memory
+_LETTERS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
+_SCRATCH: Final = "P" * SCRATCH_POINTERS
 
 
 @functools.cache
@@ -35,7 +36,6 @@ def launch(program: Program, blocks: int, *arguments: Tensor | int) -> None:
         (blocks, 1),
         cubin.threads,
         *(value.data_ptr() if isinstance(value, Tensor) else value for value in arguments),
-        0,
-        0,
+        *(0,) * SCRATCH_POINTERS,
         shared_bytes=cubin.shared_bytes,
     )
