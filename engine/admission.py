@@ -7,6 +7,7 @@ import enum
 
 import numpy as np
 
+from engine.constraints import may_be_masked, single_bad_ids
 from engine.forecast import FORESEEN_TOKENS, OutputForecast, peak_tokens
 from engine.holdings import Holdings
 from engine.prefix_cache import Match
@@ -72,7 +73,7 @@ class Admission:
         stop_ids = self.stop_ids(waiting)
         return rule_words(
             row, request.params, request.prompt_ids, made, stop_ids,
-            has_masks=request.grammar is not None or request.thinking is not None,
+            never=single_bad_ids(request), has_masks=may_be_masked(request),
         )  # fmt: skip
 
     def stop_ids(self, waiting: Waiting) -> tuple[int, ...]:

@@ -69,8 +69,9 @@ class Committer:
         finishes = np.where(stopped, Finish.STOP, finishes).astype(np.uint8)
         request_ids = rows.request_ids[sampled]
         failed = self._constraints.commit(sampled, token_ids, finishes != Finish.NONE)
-        finishes[[index for index, _ in failed]] = Finish.ERROR
-        errors = tuple((int(request_ids[index]), error) for index, error in failed)
+        for index, failure in failed:
+            finishes[index] = failure.finish
+        errors = tuple((int(request_ids[index]), each.message) for index, each in failed)
         told = () if logprobs is None else self._commit_logprobs(plan, logprobs)
         started = self._commit_prefilled(plan.prefilled_rows)
         for row in sampled[finishes != Finish.NONE].tolist():

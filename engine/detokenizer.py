@@ -21,9 +21,9 @@ from typing import Final
 
 from engine.reasoning import ReasoningSplitter
 from engine.request import (
+    FAILURES,
     Delta,
     Finish,
-    Int32Array,
     Logprobs,
     PromptText,
     Started,
@@ -32,12 +32,10 @@ from engine.request import (
 )
 from engine.stopping import StopStrings
 from engine.text_decoder import TextDecoder, TextDecoders
-from engine.token_scores import TokenScores
+from engine.token_scores import HeldScores, TokenScores
 from engine.tokenizer import Tokenizer
 
 _FINISHES: Final = tuple(Finish)  # by value; calling `Finish` is slow
-# Ids from a prompt's end that an opening marker and the whitespace behind it are found in.
-_TAIL_IDS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Detokenizer:
                     del self._responses[request_id]
                     if not finish:
                         stop_matched.append(request_id)
-            elif finish in (Finish.ABORT, Finish.ERROR, Finish.TIMEOUT):
+            elif finish == Finish.ABORT or finish in FAILURES:
                 deltas.append(_bare_end(request_id, _FINISHES[finish], errors.get(request_id)))
         return StepText(tuple(deltas), tuple(stop_matched))
 
@@ -99,20 +97,21 @@ class Detokenizer:
             return _Response(started, self._decoders.new(skip_special_tokens=skip))
         kept = (markers.opening, markers.closing)
         decoder = self._decoders.new(skip_special_tokens=skip, kept=kept)
-        opened = markers.always or self._ends_with(started.request.prompt_ids, markers.opening)
-        return _Response(started, decoder, ReasoningSplitter(markers, opened=opened))
-
-    def _ends_with(self, prompt_ids: Int32Array, marker: str) -> bool:
-        """Whether nothing but whitespace follows the marker."""
-        tail = self._backend.decode(prompt_ids[-_TAIL_IDS:].tolist(), skip_special_tokens=False)
-        return bool(tail.rstrip().endswith(marker))
+        splitter = ReasoningSplitter(markers, opened=started.request.begins_reasoning)
+        return _Response(started, decoder, splitter)
 
     def _with_more(self, delta: Delta, response: "_Response", told: Logprobs | None) -> Delta:
         """With the logprobs and the prompt that few requests ask for."""
-        scores: tuple[TokenScore, ...] = ()
+        ending: TokenScore | None = None
         if told is not None and delta.token_ids:
-            scores = tuple(self._scores.scores(delta.token_ids, told))
-        return replace(delta, scores=scores, prompt=self._take_prompt(response))
+            (score,) = self._scores.scores(delta.token_ids, told)
+            ending = response.take_score(score)
+        return replace(
+            delta,
+            scores=tuple(response.told_scores(delta)),
+            ending=ending,
+            prompt=self._take_prompt(response),
+        )
 
     def _take_prompt(self, response: "_Response") -> PromptText | None:
         """The prompt's text and scores, the first time only."""
@@ -134,8 +133,9 @@ class _Response:
     """One response's text so far, as far as it is not sent. Owned by the detokenizer thread."""
 
     __slots__ = (
-        *("_cached", "_completion", "_decoder", "_id", "_params", "_splitter"),
-        *("_stop_ids", "_stops", "started", "tells_more"),
+        *("_begins", "_cached", "_completion", "_content", "_decoder", "_ended_by_id", "_id"),
+        *("_params", "_scores", "_splitter", "_stop_ids", "_stops", "_told"),
+        *("started", "tells_more"),
     )
 
     def __init__(
@@ -155,6 +155,10 @@ class _Response:
         include = params.include_stop
         self._stops = StopStrings(params.stop, include=include) if params.stop else None
         self._stop_ids = params.stop_token_ids
+        # Characters of the content: before the last token, with it, and as far as they are told.
+        self._begins = self._content = self._told = 0
+        self._ended_by_id = False  # by the last token, which is no part of the text
+        self._scores = HeldScores()
 
     def advance(self, token_id: int, finish: Finish, error: str | None) -> Delta:
         """Takes one id, or -1 for an end without one."""
@@ -164,7 +168,8 @@ class _Response:
         token_ids = (token_id,) if token_id >= 0 else ()
         self._completion += len(token_ids)
         text = ""
-        if token_ids and (finish != Finish.STOP or params.include_stop):
+        self._ended_by_id = finish == Finish.STOP and not params.include_stop
+        if token_ids and not self._ended_by_id:
             text = self._decoder.push(token_id)
         if finish:
             text += self._decoder.finish()
@@ -172,6 +177,7 @@ class _Response:
         if self._splitter is not None:
             reasoning, text = _split(self._splitter, text, len(token_ids), finish)
             reasoning_tokens = self._splitter.tokens
+        self._begins, self._content = self._content, self._content + len(text)
         match: str | int | None = None
         if self._stops is not None and self._completion > params.min_tokens:
             text = self._stops.feed(text)
@@ -182,11 +188,26 @@ class _Response:
             finish, error = Finish.STOP, None
         elif finish == Finish.STOP and token_id in self._stop_ids:
             match = token_id
+        self._told += len(text)
         # In the order of its fields: names would cost a microsecond of every token.
         return Delta(
             self._id, text, token_ids, finish, self._completion, self._cached, match, error,
             reasoning, reasoning_tokens,
         )  # fmt: skip
+
+    def take_score(self, score: TokenScore) -> TokenScore | None:
+        """Takes the last token's score; gives it back where that token ended the text."""
+        if self._ended_by_id:
+            return score
+        self._scores.hold(score, self._begins)
+        return None
+
+    def told_scores(self, delta: Delta) -> list[TokenScore]:
+        """The scores that go with a delta, the last that `advance` made."""
+        if self._splitter is not None and self._splitter.is_hiding:
+            self._scores.drop()
+        is_cut = isinstance(delta.stop_match, str)
+        return self._scores.take(self._told, all_of_it=bool(delta.finish) and not is_cut)
 
 
 def _split(splitter: ReasoningSplitter, text: str, tokens: int, finish: Finish) -> tuple[str, str]:

@@ -5,6 +5,7 @@ ValueError
 Exception
  ├── PromptError   the prompt itself: the client's fault, a 400
  └── MatchError    an output whose grammar cannot be followed further: it ends with an error
+      └── NothingFits   what the client asks for cannot all be had: likewise, but its own fault
 """
 
 import re
@@ -31,3 +32,7 @@ class PromptError(Exception):
 
 class MatchError(Exception):
     """A grammar cannot be followed further; says why, for the client."""
+
+
+class NothingFits(MatchError):
+    """No token is left that everything which the request asks for allows."""

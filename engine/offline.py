@@ -23,13 +23,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.constraints import failure_at_once
 from engine.core import Engine
 from engine.detokenizer import Detokenizer
 from engine.errors import PromptError
+from engine.preparation import bad_sequences, begins_reasoning, thinking
 from engine.request import (
+    FAILURES,
     ChatPrompt,
     Delta,
     Finish,
+    Int32Array,
     Prompt,
     Request,
     SamplingParams,
@@ -137,12 +141,30 @@ class LLM:
             if params is None:
                 room = self._engine.facts.max_model_len - len(prompt_ids)
                 params = SamplingParams(max_new_tokens=max(1, room))
-            request = Request(next(self._ids), prompt_ids, params, params.draw_seed())
+            request = self._request(prompt, prompt_ids, params)
             self._engine.submit(request)
         except (PromptError, ValueError) as error:
             draft.finish, draft.error = Finish.ERROR, str(error)
         else:
             waiting[request.id] = draft
+
+    def _request(self, prompt: Prompt, prompt_ids: Int32Array, params: SamplingParams) -> Request:
+        """Raises PromptError, and ValueError where nothing meets all that is asked for."""
+        tokenizer, markers = self._tokenizer, params.reasoning
+        request = Request(
+            id=next(self._ids),
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=params.draw_seed(),
+            thinking=thinking(tokenizer, params, has_grammar=False),
+            begins_reasoning=markers is not None
+            and begins_reasoning(tokenizer, markers, prompt, prompt_ids),
+            bad_sequences=bad_sequences(tokenizer, params.bad_words),
+        )
+        failure = failure_at_once(request, self._engine.facts.vocab_size)
+        if failure is not None:
+            raise ValueError(failure.message)
+        return request
 
     def _step(self, waiting: dict[int, "_Draft"]) -> int:
         """Runs one step; returns how many prompts it finished."""
@@ -209,7 +231,7 @@ class _Draft:
         return Output(
             text="".join(self._text),
             token_ids=tuple(self._ids),
-            finish_reason=self.finish.name.lower(),
+            finish_reason="error" if self.finish in FAILURES else self.finish.name.lower(),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached,
             stop_match=self.stop_match,

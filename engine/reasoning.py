@@ -68,6 +68,12 @@ class ReasoningSplitter:
             self._begun_tokens += tokens
         return self._go_on(text)
 
+    @property
+    def is_hiding(self) -> bool:
+        """Whether what came last is no part of the content, and nothing before it is."""
+        begun = self._state in (_State.LEAD, _State.INSIDE, _State.BREAKS)
+        return begun or (self._opened and self._state is _State.START)
+
     def finish(self) -> tuple[str, str]:
         """(reasoning, content) that was held: the text is over. Called once."""
         if self._state is _State.START and not self._opened:

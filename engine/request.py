@@ -33,6 +33,11 @@ class Finish(enum.IntEnum):
     ABORT = 3  # the client left, or an operator asked for it
     ERROR = 4  # this request alone could not be served
     TIMEOUT = 5  # it waited or ran for too long
+    UNSATISFIABLE = 6  # nothing meets all that it asks for
+
+
+# Ends that come with a message for the client.
+FAILURES: Final = frozenset({Finish.ERROR, Finish.TIMEOUT, Finish.UNSATISFIABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ class SamplingParams:
     ignore_eos: bool = False  # without effect where a grammar says what comes: an EOS ends it
     skip_special_tokens: bool = True
     include_stop: bool = False  # the stop string or stop token that ends the text is part of it
-    min_tokens: int = 0  # before as many no EOS, stop token or stop string ends it
+    # Before as many no EOS, stop token or stop string ends it; a grammar that is complete does.
+    min_tokens: int = 0
     presence_penalty: float = 0.0  # subtracted from logits of ids that are in the output
     frequency_penalty: float = 0.0  # likewise, times how often
     repetition_penalty: float = 1.0  # above 1: against ids of the prompt and the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     allowed_token_ids: tuple[int, ...] | None = None  # None is all
+    bad_words: tuple[str, ...] = ()  # whose tokens the output does not have one after the other
     echo: bool = False  # the text begins with the prompt's
     logprobs: int | None = None  # likeliest ids told of each new token; 0: the token's own alone
     prompt_logprobs: int | None = None  # likewise of each prompt token
@@ -155,7 +162,6 @@ class Thinking:
 
     opening_id: int
     closing_id: int
-    opened: bool  # the prompt ends inside reasoning
     budget: int | None = None  # tokens of reasoning; then it is closed
 
 
@@ -171,6 +177,8 @@ class Request:
     arrived_s: float = 0.0  # time.monotonic() when the server saw it
     grammar: CompiledGrammar | None = None  # of what comes behind reasoning, if there is any
     thinking: Thinking | None = None  # None: a grammar begins with the first token
+    begins_reasoning: bool = False  # the output begins inside reasoning
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # of params.bad_words; none is empty
 
     @property
     def priority(self) -> int:
@@ -232,7 +240,7 @@ class StepOutput:
     token_ids: Int32Array
     finishes: NDArray[np.uint8]
     started: tuple[Started, ...] = ()
-    errors: tuple[tuple[int, str], ...] = ()  # (request id, message) of each ERROR and TIMEOUT
+    errors: tuple[tuple[int, str], ...] = ()  # (request id, message) of each of the FAILURES
     logprobs: tuple[tuple[int, Logprobs], ...] = ()  # (request id, of its one token), where asked
     made_s: float = 0.0  # time.monotonic() when the host had the tokens
 
@@ -279,5 +287,8 @@ class Delta:
     error: str | None = None
     reasoning: str = ""  # new text of it that may be sent now; it goes before `text`
     reasoning_tokens: int = 0  # of completion_tokens: those of reasoning and its markers
-    scores: tuple[TokenScore, ...] = ()  # of token_ids, where asked for
+    # Where asked for: of the tokens whose text in the content begins to be told; in the end also of
+    # those without text. Tokens of reasoning and of a stop string that is cut off have none.
+    scores: tuple[TokenScore, ...] = ()
+    ending: TokenScore | None = None  # likewise: of the id that ended it and is no part of the text
     prompt: PromptText | None = None  # with the first delta, where asked for

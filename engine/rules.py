@@ -20,6 +20,7 @@ def rule_words(
     made: Int32Array,
     stop_ids: Iterable[int],
     *,
+    never: Iterable[int] = (),
     has_masks: bool = False,
 ) -> Int32Array:
     """[n, 4] int32: row, kind, token id, value; empty where the request has no rules.
@@ -27,13 +28,14 @@ def rule_words(
     prompt     [prompt tokens] int32
     made       [made tokens] int32, the output so far: of a request that was retracted
     stop_ids   what ends the request, and must not before its minimal length
+    never      ids that the output does not have
     has_masks  the row draws under masks, which come with its steps
     """
     words = _Words(row)
     if params.allowed_token_ids is not None:
         words.add(Rule.ONLY_ALLOWED)
         words.add_ids(Rule.ALLOWED, params.allowed_token_ids)
-    bias = _allowed_bias(params)
+    bias = _allowed_bias(params) | dict.fromkeys(never, -np.inf)
     words.add_ids(Rule.BIAS, bias, np.array([*bias.values()], np.float32).view(np.int32))
     if params.min_tokens:
         words.add(Rule.MIN_LENGTH, len(prompt) + params.min_tokens)

@@ -25,7 +25,7 @@ from engine.pages import PagePool
 from engine.plan import Draft, StepPlan
 from engine.policies import build_policy
 from engine.prefix_cache import PrefixCache
-from engine.request import Finish, Int32Array, Request, StepOutput
+from engine.request import FAILURES, Finish, Int32Array, Request, StepOutput
 from engine.retraction import Retraction, first_to_go, lost_tokens, preemptible, retractable
 from engine.rows import RowState
 from engine.step_cost import StepCost
@@ -115,9 +115,9 @@ class Scheduler:
     def end(self, request_id: int, finish: Finish, error: str | None = None) -> bool:
         """Ends a request in any phase; False where it is not, or no longer, known.
 
-        error  what to tell the client, with Finish.ERROR and Finish.TIMEOUT
+        error  what to tell the client, with one of the FAILURES
         """
-        assert (error is not None) == (finish in (Finish.ERROR, Finish.TIMEOUT))
+        assert (error is not None) == (finish in FAILURES)
         if self.waiting.remove(request_id) is None:
             row = self.holdings.row_of.get(request_id)
             if row is None:
@@ -253,9 +253,9 @@ class Scheduler:
         """Moves a request from the queue to the row it was given; False where it fails at once."""
         self.batch.start(row, self.waiting.turn_of(waiting))
         self.waiting.start(waiting)
-        error = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
-        if error is not None:
-            self.end(waiting.request.id, Finish.ERROR, error)
+        failure = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
+        if failure is not None:
+            self.end(waiting.request.id, failure.finish, failure.message)
             return False
         if self.trace is not None:
             tokens, cached = len(waiting.token_ids), int(self._rows.cached[row])

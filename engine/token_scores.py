@@ -1,4 +1,9 @@
-"""Log-probabilities of ids, as a client sees them: with each token's own text and bytes."""
+"""Log-probabilities of ids, as a client sees them: with each token's own text and bytes.
+
+They are of the tokens of the content that is told, and are told no sooner than its text.
+"""
+
+from collections import deque
 
 from engine.request import Int32Array, Logprobs, TokenScore, TokenText
 from engine.text_decoder import TextDecoders
@@ -31,3 +36,30 @@ class TokenScores:
                 token_ids, *(column.tolist() for column in columns), strict=True
             )
         ]
+
+
+class HeldScores:
+    """One response's scores, until it is known whether their text is told.
+
+    Owned by the detokenizer thread.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[int, TokenScore]] = deque()
+
+    def hold(self, score: TokenScore, begins: int) -> None:
+        """begins  where its text begins in the content, in characters"""
+        self._held.append((begins, score))
+
+    def drop(self) -> None:
+        """What is held has no text in the content."""
+        self._held.clear()
+
+    def take(self, told: int, *, all_of_it: bool) -> list[TokenScore]:
+        """Those whose text has begun among the `told` characters; or all that is held."""
+        taken = []
+        while self._held and (all_of_it or self._held[0][0] < told):
+            taken.append(self._held.popleft()[1])
+        return taken

@@ -92,6 +92,14 @@ class Tokenizer:
             return self._checked(ids, "prompt")
         return self._checked(prompt.token_ids, "prompt")
 
+    def encode_word(self, text: str) -> tuple[int, ...]:
+        """The ids of a text with nothing around it; empty where one is not the model's.
+
+        Raises PromptError where the text is not valid Unicode.
+        """
+        ids = self._encode(text, "bad_words", add_special_tokens=False)
+        return tuple(ids) if all(each < self.vocab_size for each in ids) else ()
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole output; ids that the tokenizer does not know have none."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)

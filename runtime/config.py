@@ -12,6 +12,7 @@ from httpd.auth import Access, Keyring
 from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
 
 MIB: Final = 1 << 20
+CACHE_ISOLATIONS: Final = ("none", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class ServerConfig:
     tls_key: Path | None = None
     api_keys: Keyring = Keyring()  # none: the API is open
     admin_keys: Keyring = Keyring()  # none: see `access`
+    cache_isolation: str = "none"  # none: keys share prefixes; key: each has its own
     access_log: bool = False
     request_timeout_s: float | None = None  # from its headers to the end of its answer
     stall_timeout_s: float = 60.0  # a client that takes nothing of its answer so long is cut
@@ -47,6 +49,9 @@ class ServerConfig:
     def __post_init__(self) -> None:
         self._among("tool_call_parser", self.tool_call_parser, TOOLS_CHOICES)
         self._among("reasoning_parser", self.reasoning_parser, REASONING_CHOICES)
+        self._among("cache_isolation", self.cache_isolation, CACHE_ISOLATIONS)
+        if self.cache_isolation == "key" and not self.api_keys:
+            raise ValueError("cache_isolation is 'key', but there are no API keys to tell apart")
         self._within("port", self.port, 0, 65_535)
         self._within("tokenizer_threads", self.tokenizer_threads, 1, 64)
         self._within("max_queued", self.max_queued, 1, 1 << 20)

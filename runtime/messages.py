@@ -5,21 +5,18 @@ What the engine and the detokenizer exchange is in engine.request. All are froze
 
 from dataclasses import dataclass, field
 
-from engine.request import CompiledGrammar, Delta, Prompt, SamplingParams
-from httpd.service import ModelCard
+from engine.request import CompiledGrammar, Delta
+from httpd.service import Job, ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A checked prompt on its way to a tokenizer thread: one request for each of `params`."""
+    """A job on its way to a tokenizer thread: one request for each of its params."""
 
-    ids: tuple[int, ...]
-    prompt: Prompt
-    params: tuple[SamplingParams, ...]  # as many as ids; all of the same max_new_tokens
-    max_tokens_given: bool  # False: max_new_tokens is cut to the context's rest
+    ids: tuple[int, ...]  # as many as params
+    job: Job
     arrived_s: float  # time.monotonic()
-    grammar: CompiledGrammar | None = None
-    namespace: str = ""  # requests of one namespace share prefixes, and no others
+    grammar: CompiledGrammar | None = None  # of the job's constraint
 
 
 @dataclass(frozen=True, slots=True)

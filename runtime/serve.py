@@ -26,7 +26,7 @@ from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
 from runtime.capacity.estimate import Asked
 from runtime.capacity.host import multiplies_bfloat16
 from runtime.checkpoint import find_checkpoint
-from runtime.config import Rank, ServerConfig
+from runtime.config import CACHE_ISOLATIONS, Rank, ServerConfig
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.flags import option
 from runtime.gil import restart_without_gil
@@ -113,6 +113,9 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--admin-key-file", type=_PATH,
               help="File of keys that open /flush_cache, /abort and /debug/steps, too.  "
               "[more keys: environment variable PLAIT_ADMIN_KEYS]")  # fmt: skip
+@option("--cache-isolation", "Who shares computed prompts: none keeps nobody apart, key each "
+        "API key; a request's cache_salt does besides.",
+        type=click.Choice(CACHE_ISOLATIONS))  # fmt: skip
 @option("--access-log/--no-access-log", "A line for each request.")
 @option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
          type=float)  # fmt: skip

@@ -106,6 +106,7 @@ class Server:
             request_timeout_s=config.request_timeout_s,
             max_choices=config.max_choices,
             cors_origins=config.cors_origins,
+            isolates_keys=config.cache_isolation == "key",
             access=config.access,
         )
         limit = QueueLimit(config.max_requests, config.max_queued_tokens)
@@ -171,9 +172,11 @@ class Server:
             self._on_ready(facts)
 
     def _start_text_workers(self, loaded: Loaded) -> None:
-        rings, limit = self._rings, loaded.facts.card.max_model_len
+        rings, card = self._rings, loaded.facts.card
         for index in range(self._config.tokenizer_threads):
-            loop = TokenizerLoop(loaded.tokenizer, limit, rings.of_tokenizer(index))
+            loop = TokenizerLoop(
+                loaded.tokenizer, card.max_model_len, card.vocab_size, rings.of_tokenizer(index)
+            )
             self._tokenizers.append(self._worker(f"tokenizer-{index}", loop.run))
         detokenizer = DetokenizerLoop(loaded.detokenizer, rings.of_detokenizer())
         self._detokenizers.append(self._worker("detokenizer", detokenizer.run))

@@ -21,8 +21,8 @@ from typing import Any
 from engine.core import EngineStats
 from engine.errors import PromptError
 from engine.grammar.spec import GrammarError
-from engine.request import CompiledGrammar, Delta, Finish, Prompt, SamplingParams
-from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
+from engine.request import CompiledGrammar, Delta, Finish, Prompt
+from httpd.service import Constraint, Job, ModelCard, Occupancy, Rejected, State
 from httpd.traces import current_trace
 from runtime.channel import Receiver, Sender
 from runtime.gil import is_gil_enabled
@@ -98,21 +98,13 @@ class ThreadedService:
             total_pages=stats.total_pages,
         )
 
-    async def submit(
-        self,
-        prompt: Prompt,
-        params: tuple[SamplingParams, ...],
-        *,
-        max_tokens_given: bool,
-        constraint: Constraint | None = None,
-        namespace: str = "",
-    ) -> tuple[Route, ...]:
-        grammar = None if constraint is None else await self._compile(constraint)
-        routes = self._open(prompt, len(params))
+    async def submit(self, job: Job) -> tuple[Route, ...]:
+        grammar = None if job.constraint is None else await self._compile(job.constraint)
+        routes = self._open(job.prompt, len(job.params))
         ids = tuple(route.id for route in routes)
         now_s = time.monotonic()
-        self._requests.open(ids, params, current_trace(), now_s)
-        submission = Submission(ids, prompt, params, max_tokens_given, now_s, grammar, namespace)
+        self._requests.open(ids, job.params, current_trace(), now_s)
+        submission = Submission(ids, job, now_s, grammar)
         shortest = min(range(len(self._encoding)), key=self._encoding.__getitem__)
         self._encoding[shortest] += 1
         self._send(self._rings.submissions[shortest], submission)

@@ -7,10 +7,14 @@ HTTP beyond the fields of a refusal.
 import logging
 import time
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from functools import partial
+from typing import Protocol
 
+from engine.constraints import failure_at_once
 from engine.errors import PromptError
-from engine.request import ChatPrompt, Int32Array, Prompt, Request, Thinking
+from engine.preparation import Vocabulary, bad_sequences, begins_reasoning, thinking
+from engine.request import ChatPrompt, Int32Array, Prompt, Request
+from httpd.service import Job
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
 from runtime.messages import Accepted, Refused, Submission, Verdict
@@ -18,18 +22,12 @@ from runtime.worker import TICK_S, Pulse, Stopped
 
 log = logging.getLogger(__name__)
 
-_MARKER_AND_SPACE: Final = 3  # tokens: what opens reasoning, and line breaks behind it
 
-
-class Encoder(Protocol):
+class Encoder(Vocabulary, Protocol):
     """What is asked of `engine.tokenizer.Tokenizer`. Safe from any thread."""
 
     def encode_prompt(self, prompt: Prompt) -> Int32Array:
         """Raises PromptError."""
-        ...
-
-    def token_id(self, text: str) -> int | None:
-        """The id of a token that is written so, None where there is none."""
         ...
 
 
@@ -46,10 +44,16 @@ class TokenizerRings:
 class TokenizerLoop:
     """Encodes submissions, one after the other. Owned by its tokenizer thread."""
 
-    def __init__(self, encoder: Encoder, max_model_len: int, rings: TokenizerRings) -> None:
-        """max_model_len  prompt + output, tokens"""
+    def __init__(
+        self, encoder: Encoder, max_model_len: int, vocab_size: int, rings: TokenizerRings
+    ) -> None:
+        """
+        max_model_len  prompt + output, tokens
+        vocab_size     ids below it are the model's
+        """
         self._encoder = encoder
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._rings = rings
         self._inbox = Inbox(rings.wakeup, [rings.submissions])
 
@@ -77,7 +81,7 @@ class TokenizerLoop:
     def _encode(self, submission: Submission) -> list[Request] | Refused:
         """The submission's requests, which share the prompt's ids."""
         try:
-            prompt_ids = self._encoder.encode_prompt(submission.prompt)
+            return self._encoded(submission)
         except PromptError as error:
             return Refused(submission.ids, 400, error.message, error.param, "invalid_prompt")
         except (Stopped, SystemExit, KeyboardInterrupt):
@@ -86,51 +90,55 @@ class TokenizerLoop:
             log.exception("request %d cannot be encoded", submission.ids[0])
             message = "The server failed to encode this prompt."
             return Refused(submission.ids, 500, message, code="internal_error")
-        max_new_tokens = self._fitted(submission, len(prompt_ids))
+
+    def _encoded(self, submission: Submission) -> list[Request] | Refused:
+        """As `_encode`. Raises PromptError, or whatever a tokenizer raises."""
+        encoder, job = self._encoder, submission.job
+        prompt_ids = encoder.encode_prompt(job.prompt)
+        max_new_tokens = self._fitted(job, len(prompt_ids))
         if max_new_tokens is None:
             return self._too_long(submission, len(prompt_ids))
-        thinking = self._thinking(submission, prompt_ids)
-        return [
-            Request(
+        shared = job.params[0]  # they differ in their seeds alone
+        markers = shared.reasoning
+        make = partial(
+            Request,
+            prompt_ids=prompt_ids,
+            arrived_s=submission.arrived_s,
+            grammar=submission.grammar,
+            namespace=job.namespace,
+            thinking=thinking(encoder, shared, has_grammar=submission.grammar is not None),
+            begins_reasoning=markers is not None
+            and begins_reasoning(encoder, markers, job.prompt, prompt_ids),
+            bad_sequences=bad_sequences(encoder, shared.bad_words),
+        )
+        requests = [
+            make(
                 id=request_id,
-                prompt_ids=prompt_ids,
                 params=replace(params, max_new_tokens=max_new_tokens),
                 seed=params.draw_seed(),
-                arrived_s=submission.arrived_s,
-                grammar=submission.grammar,
-                namespace=submission.namespace,
-                thinking=thinking,
             )
-            for request_id, params in zip(submission.ids, submission.params, strict=True)
+            for request_id, params in zip(submission.ids, job.params, strict=True)
         ]
+        failure = failure_at_once(requests[0], self._vocab_size)
+        if failure is not None:
+            return Refused(submission.ids, 400, failure.message, code="unsatisfiable")
+        return requests
 
-    def _thinking(self, submission: Submission, prompt_ids: Int32Array) -> Thinking | None:
-        """What bounds the reasoning, where something does and the model's markers are tokens."""
-        params = submission.params[0]
-        markers, budget = params.reasoning, params.thinking_budget
-        if markers is None or (submission.grammar is None and budget is None):
-            return None
-        opening, closing = map(self._encoder.token_id, (markers.opening, markers.closing))
-        if opening is None or closing is None:
-            return None
-        marked = [token for token in prompt_ids[-_MARKER_AND_SPACE:] if token in (opening, closing)]
-        opened = markers.always or (bool(marked) and marked[-1] == opening)
-        return Thinking(opening, closing, opened, budget)
-
-    def _fitted(self, submission: Submission, prompt_tokens: int) -> int | None:
+    def _fitted(self, job: Job, prompt_tokens: int) -> int | None:
         """A number of new tokens that the context has room for; None: it has none."""
-        room, wanted = self._max_model_len - prompt_tokens, submission.params[0].max_new_tokens
-        if not submission.max_tokens_given:
+        room, wanted = self._max_model_len - prompt_tokens, job.params[0].max_new_tokens
+        if not job.max_tokens_given:
             return min(room, wanted) if room > 0 else None
         return wanted if wanted <= room else None
 
     def _too_long(self, submission: Submission, prompt_tokens: int) -> Refused:
-        wanted = submission.params[0].max_new_tokens if submission.max_tokens_given else 1
+        job = submission.job
+        wanted = job.params[0].max_new_tokens if job.max_tokens_given else 1
         message = (
             f"This model's maximum context length is {self._max_model_len} tokens, but "
             f"{prompt_tokens + wanted} are asked for: {prompt_tokens} in the prompt and "
-            f"{'' if submission.max_tokens_given else 'at least '}{wanted} for the answer. "
+            f"{'' if job.max_tokens_given else 'at least '}{wanted} for the answer. "
             "Shorten the prompt or lower the number of new tokens."
         )
-        param = "messages" if isinstance(submission.prompt, ChatPrompt) else "prompt"
+        param = "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
         return Refused(submission.ids, 400, message, param, "context_length_exceeded")

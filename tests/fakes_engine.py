@@ -90,6 +90,9 @@ class FakeEncoder:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         return [f"<{token_id:#04x}>" for token_id in token_ids]
 
+    def encode_word(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
     def token_id(self, text: str) -> int | None:
         return {"<think>": ord("<"), "</think>": ord(">")}.get(text)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from engine.request import Delta, Finish, Prompt, SamplingParams
-from httpd.service import Constraint, ModelCard, Occupancy, Rejected, State
+from engine.request import Delta, Finish, Prompt
+from httpd.service import Job, ModelCard, Occupancy, Rejected, State
 
 CARD = ModelCard(
     id="org/tiny-model", created=1_700_000_000, max_model_len=64, vocab_size=100,
@@ -32,10 +32,14 @@ HELLO = (
 )
 
 
+# An event is waited for: what comes after it comes once it is set.
+Script = Sequence[Delta | Exception | asyncio.Event]
+
+
 class FakeGeneration:
     """Plays its deltas. Owned by the test's loop."""
 
-    def __init__(self, script: Sequence[Delta | Exception], gate: asyncio.Event) -> None:
+    def __init__(self, script: Script, gate: asyncio.Event) -> None:
         self.prompt_tokens = 5
         self.aborts = 0
         self.ended = False
@@ -50,6 +54,9 @@ class FakeGeneration:
             await self._gate.wait()
             if self.end_wanted:
                 item = delta(finish=Finish.ABORT)
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+                continue
             if isinstance(item, Exception):
                 raise item
             self.ended = item.finish is not Finish.NONE
@@ -63,25 +70,15 @@ class FakeGeneration:
             self.aborts += 1
 
 
-@dataclass(frozen=True)
-class Submission:
-    prompt: Prompt
-    params: SamplingParams  # the first
-    max_tokens_given: bool
-    all_params: tuple[SamplingParams, ...]
-    constraint: Constraint | None
-    namespace: str
-
-
 class FakeService:
     """Records what is submitted and plays `script` for each. Owned by the test's loop."""
 
-    def __init__(self, script: Sequence[Delta | Exception] = HELLO) -> None:
+    def __init__(self, script: Script = HELLO) -> None:
         self.script = script
         self.current_state = State.READY
         self.card = CARD
         self.refusal: Exception | None = None
-        self.submissions: list[Submission] = []
+        self.submissions: list[Job] = []
         self.prompts: list[Prompt] = []  # tokenized only
         self.generations: list[FakeGeneration] = []
         self.cancelled_submits = 0
@@ -108,18 +105,8 @@ class FakeService:
         assert self.current_state is State.READY
         return self.card
 
-    async def submit(
-        self,
-        prompt: Prompt,
-        params: tuple[SamplingParams, ...],
-        *,
-        max_tokens_given: bool,
-        constraint: Constraint | None = None,
-        namespace: str = "",
-    ) -> list[FakeGeneration]:
-        self.submissions.append(
-            Submission(prompt, params[0], max_tokens_given, params, constraint, namespace)
-        )
+    async def submit(self, job: Job) -> list[FakeGeneration]:
+        self.submissions.append(job)
         self.submitting.set()
         try:
             await self.accept.wait()
@@ -128,7 +115,7 @@ class FakeService:
             raise
         if self.refusal is not None:
             raise self.refusal
-        generations = [FakeGeneration(self.script, self.produce) for _ in params]
+        generations = [FakeGeneration(self.script, self.produce) for _ in job.params]
         self.generations += generations
         return generations
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layout import PACKAGES, imported_names
+from runtime.setup.packages import read_lock
+from tests.test_layout import PACKAGES, ROOT, imported_names
 
 # The first version without the fault that a client could reach.
 LEAST = {
-    "starlette": (1, 3, 1),  # CVE-2026-48710, CVE-2026-54282, CVE-2026-54283
+    # CVE-2025-54121, CVE-2025-62727, CVE-2026-48710, CVE-2026-54282, CVE-2026-54283
+    "starlette": (1, 3, 1),
     "h2": (4, 3, 0),  # CVE-2025-57804
     "h11": (0, 16, 0),  # CVE-2025-43859
     "jinja2": (3, 1, 6),  # CVE-2025-27516
@@ -46,7 +48,9 @@ def test_nothing_is_evaluated() -> None:
 
 
 def test_weights_are_no_pickles_and_checkpoints_no_programs() -> None:
-    """CVE-2025-24357, CVE-2025-32434, CVE-2025-66448."""
+    """CVE-2025-24357, CVE-2025-32434, CVE-2025-66448, CVE-2026-22807, CVE-2026-27893,
+    CVE-2026-47155, CVE-2026-55514, CVE-2026-56340.
+    """
     wrong = [place for place, _, name in calls() if name in {"torch.load", "numpy.load", "np.load"}]
     wrong += [
         place
@@ -78,3 +82,11 @@ def test_every_route_lists_its_methods() -> None:
 @pytest.mark.parametrize("package", LEAST)
 def test_versions(package: str) -> None:
     assert tuple(int(part) for part in version(package).split(".")[:3]) >= LEAST[package]
+
+
+def test_every_package_is_pinned_by_its_hash() -> None:
+    """CVE-2026-54232: whatever index offers it."""
+    for lock in sorted((ROOT / "runtime" / "setup" / "locks").glob("*.txt")):
+        pins = read_lock(lock.read_text())
+        assert pins
+        assert not [pin.name for pin in pins if "--hash=sha256:" not in pin.lines]

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from engine.errors import MatchError
+from engine.errors import MatchError, NothingFits
 from engine.grammar.library import LibraryError, fill
 from engine.grammar.native import llguidance
 from engine.grammar.vocabulary import Vocabulary
@@ -140,4 +140,6 @@ class Matcher:
             else:
                 bits[word] &= ~(_ONE << np.uint32(bit))
         if not allowed and not bits.any():
-            raise MatchError("only ids that stop the output fit the grammar here")
+            raise NothingFits(
+                "The grammar needs a token here that 'stop_token_ids' says is to end the output."
+            )

@@ -73,6 +73,8 @@ class End:
         if delta.finish is Finish.TIMEOUT:
             message = delta.error or "The request took too long."
             raise Rejected(503, message, type="server_error", code="timeout")
+        if delta.finish is Finish.UNSATISFIABLE:
+            raise Rejected(400, delta.error or "Nothing fits.", code="unsatisfiable")
         if delta.finish is Finish.ERROR:
             if delta.error is None:
                 raise internal_error()

@@ -23,6 +23,8 @@ from httpd.service import Rejected
 
 PUBLIC_PATHS: Final = frozenset({"/health", "/ready"})
 
+_CALLER: Final = "plait.caller"  # where a scope has what `caller_of` tells
+
 # What a page in a browser, or a proxy, adds to requests that it did not make up itself.
 _FORWARDED: Final = frozenset({b"origin", b"forwarded", b"via", b"x-forwarded-for"})
 
@@ -43,12 +45,16 @@ class Keyring:
 
     def opens(self, keys: Iterable[bytes]) -> bool:
         """Whether one of `keys` is on the ring."""
-        found = False
+        return self.found(keys) is not None
+
+    def found(self, keys: Iterable[bytes]) -> bytes | None:
+        """The digest of the first of `keys` that is on the ring."""
+        found: list[bytes] = []
         for key in keys:
             given = sha256(key).digest()
-            for digest in self.digests:
-                found |= hmac.compare_digest(digest, given)
-        return found
+            matches = [hmac.compare_digest(digest, given) for digest in self.digests]
+            found += [given] * any(matches)
+        return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,16 @@ class KeyGuard:
         if not access.api_keys or scope["path"] in PUBLIC_PATHS:
             return True
         keys = _keys_of(scope)
-        return access.api_keys.opens(keys) | access.admin_keys.opens(keys)
+        by_api, by_admin = access.api_keys.found(keys), access.admin_keys.found(keys)
+        caller = by_api or by_admin
+        scope[_CALLER] = "" if caller is None else caller.hex()
+        return caller is not None
+
+
+def caller_of(scope: Scope) -> str:
+    """Who calls: the digest of the key that opened the door, "" where none was asked for."""
+    caller: str = scope.get(_CALLER, "")
+    return caller
 
 
 class AdminOnly:

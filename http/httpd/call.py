@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from engine.request import Prompt, SamplingParams
 from httpd.errors import unsupported
 from httpd.fields import ChoiceFields, Fields, StreamOptions
 from httpd.parsing.output import OutputParser, PlainText
-from httpd.service import Constraint, ModelCard
+from httpd.service import Constraint, Job, ModelCard
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: seeds that are far from each other
 
@@ -20,7 +21,10 @@ class Telling:
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    logprobs: bool = False
+    logprobs: bool = False  # of what is generated
+    top_logprobs: int = 0  # likeliest tokens beside each
+    prompt_logprobs: int | None = None  # likewise of the prompt, in a list of their own
+    echo: bool = False  # the text begins with the prompt's
     new_parser: Callable[[], OutputParser] = PlainText  # for each choice's content
     named_call: bool = False  # the one tool to be called was named: its end is "stop"
     parallel_calls: bool = True
@@ -29,13 +33,9 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What to generate, and how to tell it. Choice i * n + j is params[j] of prompts[i]."""
+    """What to generate, and how to tell it. Choice i * n + j is params[j] of jobs[i]."""
 
-    prompts: tuple[Prompt, ...]
-    params: tuple[SamplingParams, ...]  # n
-    max_tokens_given: bool
-    constraint: Constraint | None
-    namespace: str  # whoever names the same shares a prefix cache
+    jobs: tuple[Job, ...]  # one for each prompt, at least one; they differ in nothing else
     telling: Telling
     unknown_fields: tuple[str, ...]  # some names in the body that were ignored, as shown
 
@@ -52,15 +52,27 @@ class Call:
         unknown_fields: tuple[str, ...],
     ) -> "Call":
         """The call for checked fields."""
-        return cls(
-            prompts=prompts,
+        job = partial(
+            Job,
             params=tuple(_seeded(params, index) for index in range(n)),
             max_tokens_given=fields.token_limit() is not None,
             constraint=constraint,
             namespace=fields.cache_salt,
-            telling=telling,
-            unknown_fields=unknown_fields,
         )
+        return cls(tuple(job(prompt) for prompt in prompts), telling, unknown_fields)
+
+    def within(self, caller: str) -> "Call":
+        """The same, sharing prefixes with nobody but this caller; "" for with everybody."""
+        if not caller:
+            return self
+        # The caller's part has one length, so that no salt makes up another caller's name.
+        jobs = (replace(job, namespace=f"{caller}/{job.namespace}") for job in self.jobs)
+        return replace(self, jobs=tuple(jobs))
+
+    @property
+    def params(self) -> tuple[SamplingParams, ...]:
+        """Those of each job: n."""
+        return self.jobs[0].params
 
 
 def sampling(fields: Fields, card: ModelCard, default_tokens: int) -> SamplingParams:
@@ -78,8 +90,17 @@ def telling_of(fields: ChoiceFields) -> Telling:
         raise unsupported(
             "stream_options", "Invalid 'stream_options': only allowed where 'stream' is true."
         )
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise unsupported(
+            "prompt_logprobs", "Unsupported 'prompt_logprobs' where 'stream' is true."
+        )
     options = fields.stream_options or StreamOptions()
-    return Telling(fields.stream, options.include_usage, options.continuous_usage_stats)
+    return Telling(
+        fields.stream,
+        options.include_usage,
+        options.continuous_usage_stats,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
 
 
 def _seeded(params: SamplingParams, index: int) -> SamplingParams:

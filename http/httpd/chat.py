@@ -30,12 +30,6 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
             "Unsupported value for 'add_generation_prompt': false, unless "
             "'continue_final_message' is true.",
         )
-    if fields.prompt_logprobs is not None:
-        raise unsupported(
-            "prompt_logprobs",
-            "Unsupported 'prompt_logprobs': a chat does not tell them; a completion does, with "
-            "'echo' and 'logprobs'.",
-        )
     return call_of(
         fields,
         read_conversation(fields),
@@ -43,6 +37,7 @@ def parse_chat(body: bytes, card: ModelCard) -> Call:
         _telling(fields),
         n=fields.n,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        prompt_logprobs=fields.prompt_logprobs,
         thinking_budget=fields.thinking_budget,
         unknown_fields=unknown_fields(ChatFields, raw),
     )

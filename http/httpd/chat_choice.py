@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from engine.request import Delta, TokenScore
+from engine.request import Delta, PromptText, TokenScore
 from httpd.answer import End
 from httpd.call import Telling
 from httpd.chat_output import ChatEvent, ChatOutput, Reasoning
-from httpd.logprobs import chat_logprobs
+from httpd.logprobs import chat_logprobs, prompt_logprobs
 from httpd.parsing.output import CallArguments, CallBegan, Content
 from httpd.text import json_string, json_text, well_formed
 
@@ -28,6 +28,7 @@ class ChatChoice:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self._prompt: PromptText | None = None
 
     @property
     def is_over(self) -> bool:
@@ -59,6 +60,7 @@ class ChatChoice:
 
     def take(self, delta: Delta) -> None:
         self._scores += delta.scores
+        self._prompt = self._prompt or delta.prompt
         for event in self._output.take(delta):
             match event:
                 case Reasoning(text):
@@ -92,6 +94,13 @@ class ChatChoice:
             "logprobs": logprobs,
             **self._end().fields(),
         }
+
+    def beside(self) -> dict[str, Any]:
+        top = self._telling.prompt_logprobs
+        if top is None:
+            return {}
+        assert self._prompt is not None
+        return {"prompt_logprobs": prompt_logprobs(self._prompt, top)}
 
     # Both
 

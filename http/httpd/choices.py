@@ -42,6 +42,10 @@ class Choice(Output, Protocol):
         """The element of `choices`, once the generation has ended."""
         ...
 
+    def beside(self) -> dict[str, Any]:
+        """Keys of the answer's object, beside `choices`, that the first choice knows."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceKind:
@@ -74,6 +78,7 @@ class ChoicesAnswer:
         return {
             **self._begun.identity.fields(self._kind.object),
             "choices": [choice.whole() for choice in self._choices],
+            **self._choices[0].beside(),
             "usage": self._usage.object(),
         }
 

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.request import Delta, Prompt, TextPrompt, TokenPrompt, TokenScore
+from engine.request import Delta, Prompt, PromptText, TextPrompt, TokenPrompt, TokenScore
 from httpd.answer import End
 from httpd.call import Call, Telling, sampling, telling_of
 from httpd.conversation import check_name
-from httpd.errors import invalid, unsupported, wrong_type
+from httpd.errors import invalid, not_in_vocabulary, wrong_type
 from httpd.fields import CompletionFields, read_fields, unknown_fields
-from httpd.logprobs import CompletionLogprobs, joined
-from httpd.service import ModelCard, Rejected
+from httpd.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from httpd.service import ModelCard
 from httpd.strict_json import parse_object
 from httpd.structured import read_constraint
-from httpd.text import json_string, json_text, shown, well_formed
+from httpd.text import json_string, json_text, well_formed
 
 ID_PREFIX = "cmpl-"
 OBJECT = "text_completion"  # of a stream's chunks too
@@ -36,13 +36,19 @@ def parse_completion(body: bytes, card: ModelCard) -> Call:
         sampling(fields, card, DEFAULT_MAX_TOKENS),
         echo=fields.echo,
         logprobs=fields.logprobs,
-        prompt_logprobs=fields.logprobs if fields.echo else None,
+        prompt_logprobs=_most(fields.logprobs if fields.echo else None, fields.prompt_logprobs),
+    )
+    telling = replace(
+        telling_of(fields),
+        logprobs=fields.logprobs is not None,
+        top_logprobs=fields.logprobs or 0,
+        echo=fields.echo,
     )
     return Call.of(
         fields,
         _prompts(fields.prompt, card.vocab_size),
         params,
-        replace(telling_of(fields), logprobs=fields.logprobs is not None),
+        telling,
         n=fields.n,
         constraint=read_constraint(fields),
         unknown_fields=unknown_fields(CompletionFields, raw),
@@ -56,12 +62,11 @@ def _check_combination(fields: CompletionFields) -> None:
             "max_tokens",
             "integer_below_min_value",
         )
-    if fields.prompt_logprobs is not None and (not fields.echo or fields.logprobs is None):
-        raise unsupported(
-            "prompt_logprobs",
-            "Unsupported 'prompt_logprobs': a completion tells those of its prompt with 'echo' and "
-            "'logprobs'.",
-        )
+
+
+def _most(*wanted: int | None) -> int | None:
+    """As many as the one who wants most; None where nobody does."""
+    return max((each for each in wanted if each is not None), default=None)
 
 
 def _prompts(prompt: Any, vocab_size: int) -> tuple[Prompt, ...]:
@@ -94,18 +99,9 @@ def read_token_ids(ids: list[Any], path: str, vocab_size: int) -> tuple[int, ...
         index = next(i for i, token_id in enumerate(ids) if type(token_id) is not int)
         raise wrong_type(f"{path}[{index}]", "a token id (an integer)", ids[index])
     if min(ids) < 0 or max(ids) >= vocab_size:
-        raise _out_of_vocabulary(ids, path, vocab_size)
+        index = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
+        raise not_in_vocabulary(f"{path}[{index}]", ids[index], vocab_size)
     return tuple(ids)
-
-
-def _out_of_vocabulary(ids: list[int], path: str, vocab_size: int) -> Rejected:
-    index = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
-    return invalid(
-        f"Invalid '{path}[{index}]': token id {shown(ids[index])} is not in the vocabulary of "
-        f"{vocab_size} tokens.",
-        f"{path}[{index}]",
-        "invalid_token_id",
-    )
 
 
 class CompletionChoice:
@@ -115,12 +111,14 @@ class CompletionChoice:
         self.is_over = False
         self._index = index
         self._start = f'{{"index":{index},"text":'
-        self._logprobs = CompletionLogprobs() if telling.logprobs else None
+        self._telling = telling
+        self._logprobs = CompletionLogprobs(telling.top_logprobs) if telling.logprobs else None
         self._scores: list[TokenScore] = []  # not yet told
         self._end: End | None = None
         # The text, where the answer is not a stream.
         self._text: list[str] = []
         self._pieces: list[dict[str, Any]] = []
+        self._prompt: PromptText | None = None
 
     # A stream
 
@@ -131,10 +129,10 @@ class CompletionChoice:
     def chunks(self, delta: Delta) -> list[str]:
         """The echoed prompt, some text, the end: each in a chunk of its own."""
         told = []
-        if delta.prompt is not None:
+        if delta.prompt is not None and self._telling.echo:
             piece = None if self._logprobs is None else self._logprobs.prompt(delta.prompt)
             told.append(self._chunk(delta.prompt.text, piece))
-        self._scores += delta.scores
+        self._scores += _scores(delta)
         end = End.of(delta)
         if delta.text:
             told.append(self._chunk(delta.text, self._take_piece()))
@@ -156,11 +154,12 @@ class CompletionChoice:
     # A whole answer
 
     def take(self, delta: Delta) -> None:
-        if delta.prompt is not None:
+        self._prompt = self._prompt or delta.prompt
+        if delta.prompt is not None and self._telling.echo:
             self._text.append(delta.prompt.text)
             if self._logprobs is not None:
                 self._pieces.append(self._logprobs.prompt(delta.prompt))
-        self._scores += delta.scores
+        self._scores += _scores(delta)
         self._text.append(delta.text)
         self._end = End.of(delta)
         self.is_over = self._end is not None
@@ -172,4 +171,17 @@ class CompletionChoice:
         pieces = [*self._pieces, *([] if piece is None else [piece])]
         logprobs = None if self._logprobs is None else joined(pieces)
         text = well_formed("".join(self._text))
-        return {"index": self._index, "text": text, "logprobs": logprobs, **self._end.fields()}
+        whole = {"index": self._index, "text": text, "logprobs": logprobs, **self._end.fields()}
+        top = self._telling.prompt_logprobs
+        if top is not None:
+            assert self._prompt is not None
+            whole["prompt_logprobs"] = prompt_logprobs(self._prompt, top)
+        return whole
+
+    def beside(self) -> dict[str, Any]:
+        return {}
+
+
+def _scores(delta: Delta) -> tuple[TokenScore, ...]:
+    """A completion tells of all tokens, the ending id among them, as scoring clients count on."""
+    return delta.scores if delta.ending is None else (*delta.scores, delta.ending)

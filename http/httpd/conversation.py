@@ -80,6 +80,7 @@ def call_of(
     *,
     n: int = 1,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     thinking_budget: int | None = None,
     unknown_fields: tuple[str, ...],
 ) -> Call:
@@ -89,6 +90,7 @@ def call_of(
     params = replace(
         sampling(fields, card, default_tokens=card.max_model_len),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         reasoning=reasoning_markers(card.formats),
         thinking_budget=thinking_budget,
         skip_special_tokens=fields.skip_special_tokens and not reads_calls,

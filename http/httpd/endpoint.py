@@ -13,8 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from httpd.answer import Answer, Begun, Identity
+from httpd.auth import caller_of
 from httpd.body import parsed, read_body
 from httpd.call import Call, Telling
+from httpd.deadline import on_late_stream
 from httpd.disconnect import until_disconnect
 from httpd.errors import internal_error, invalid, not_ready
 from httpd.events import EventStream
@@ -71,6 +73,7 @@ class Endpoint:
         call = await parsed(self._api.parse, body, card)
         del body
         self._check_size(call)
+        call = call.within(caller_of(scope) if self._settings.isolates_keys else "")
         self._log_unknown(call.unknown_fields)
         generations = await self._submit(call)
         telling, per_prompt = call.telling, len(call.params)
@@ -83,6 +86,7 @@ class Endpoint:
             answer = self._api.answer(Begun(identity, generations, per_prompt, telling))
             with self._running.entry(identity.id, lambda: _end(generations)):
                 if telling.stream:
+                    on_late_stream(scope, answer.failed)
                     return await self._stream(answer, send)
                 whole = await _json(await answer.whole(), telling)
             await Response(whole, media_type="application/json")(scope, receive, send)
@@ -92,10 +96,10 @@ class Endpoint:
 
     def _check_size(self, call: Call) -> None:
         """Raises `Rejected` where a request asks for too many answers."""
-        choices, limit = len(call.prompts) * len(call.params), self._settings.max_choices
+        choices, limit = len(call.jobs) * len(call.params), self._settings.max_choices
         if choices > limit:
             raise invalid(
-                f"Invalid 'n': {len(call.params)} for each of {len(call.prompts)} prompts are "
+                f"Invalid 'n': {len(call.params)} for each of {len(call.jobs)} prompts are "
                 f"{choices} choices; the limit is {limit}.",
                 "n",
                 "integer_above_max_value",
@@ -103,15 +107,7 @@ class Endpoint:
 
     async def _submit(self, call: Call) -> list[Generation]:
         """A generation for each choice, in order. Raises `Rejected`; then none is left."""
-        asked = [
-            asyncio.ensure_future(
-                self._service.submit(
-                    prompt, call.params, max_tokens_given=call.max_tokens_given,
-                    constraint=call.constraint, namespace=call.namespace,
-                )
-            )
-            for prompt in call.prompts
-        ]  # fmt: skip
+        asked = [asyncio.ensure_future(self._service.submit(job)) for job in call.jobs]
         try:
             made = [each for generations in await asyncio.gather(*asked) for each in generations]
             _check_scores(call, made)
@@ -155,11 +151,12 @@ def _check_scores(call: Call, generations: Sequence[Generation]) -> None:
         return
     tokens = sum(generation.prompt_tokens for generation in generations)
     if tokens * (1 + top) > MAX_PROMPT_SCORES:
+        param = "logprobs" if call.telling.prompt_logprobs is None else "prompt_logprobs"
         raise invalid(
-            f"Invalid 'logprobs': {top} beside each of {tokens} echoed tokens are "
+            f"Invalid '{param}': {top} beside each of {tokens} prompt tokens are "
             f"{tokens * (1 + top)} log-probabilities; the limit is {MAX_PROMPT_SCORES}. Send fewer "
-            "prompts at a time, or a lower 'n' or 'logprobs'.",
-            "logprobs",
+            f"prompts at a time, or a lower 'n' or '{param}'.",
+            param,
             "integer_above_max_value",
         )
 
@@ -171,4 +168,5 @@ def _end(generations: Sequence[Generation]) -> None:
 
 async def _json(answer: dict[str, object], telling: Telling) -> bytes:
     """Megabytes of log-probabilities are written elsewhere: other clients' events go on."""
-    return await asyncio.to_thread(json_bytes, answer) if telling.logprobs else json_bytes(answer)
+    is_large = telling.logprobs or telling.prompt_logprobs is not None
+    return await asyncio.to_thread(json_bytes, answer) if is_large else json_bytes(answer)

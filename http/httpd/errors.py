@@ -114,6 +114,16 @@ def wrong_type(param: str, expected: str, value: object) -> Rejected:
     )
 
 
+def not_in_vocabulary(param: str, token_id: int, vocab_size: int) -> Rejected:
+    """A 400 for an id that the model does not have."""
+    return invalid(
+        f"Invalid '{param}': token id {shown(token_id)} is not in the vocabulary of {vocab_size} "
+        "tokens.",
+        param,
+        "invalid_token_id",
+    )
+
+
 def unknown_model(model: str) -> Rejected:
     """A 404 for a model that is not served here."""
     return Rejected(

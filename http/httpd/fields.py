@@ -21,9 +21,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from engine.request import SamplingParams
-from httpd.errors import invalid, unsupported
+from httpd.errors import invalid, not_in_vocabulary, unsupported
 from httpd.invalid import first_error
-from httpd.service import Rejected
 from httpd.text import shown
 
 INT32_MAX = 2**31 - 1
@@ -38,6 +37,8 @@ MAX_CHOICES = 128  # of one prompt
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 65_536
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
 MAX_SALT_CHARS = 256
 
 MAX_UNKNOWN_NAMES = 16  # of one body, for the log
@@ -65,6 +66,11 @@ LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
 ]
 AllowedIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS), FailFast()]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
+    Field(max_length=MAX_BAD_WORDS),
+    FailFast(),
+]
 
 
 class StreamOptions(BaseModel):
@@ -114,6 +120,7 @@ class Fields(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: AllowedIds | None = None
+    bad_words: BadWords = Field(default_factory=list)
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0  # higher starts first
     prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
@@ -153,6 +160,7 @@ class Fields(Body):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self._biases(vocab_size),
             allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
+            bad_words=tuple(dict.fromkeys(self.bad_words)),
             priority=self.priority,
             routing_key=self.prompt_cache_key,
         ).settled(vocab_size)
@@ -168,21 +176,13 @@ class Fields(Body):
         biases = {int(name): value for name, value in self.logit_bias.items()}
         outside = next((each for each in biases if each >= vocab_size), None)
         if outside is not None:
-            raise _out_of_vocabulary("logit_bias", outside, vocab_size)
+            raise not_in_vocabulary("logit_bias", outside, vocab_size)
         return tuple(biases.items())
 
     def _check_ids(self, name: str, ids: Iterable[int], vocab_size: int) -> None:
         for index, token_id in enumerate(ids):
             if token_id >= vocab_size:
-                raise _out_of_vocabulary(f"{name}[{index}]", token_id, vocab_size)
-
-
-def _out_of_vocabulary(param: str, token_id: int, vocab_size: int) -> Rejected:
-    return invalid(
-        f"Invalid '{param}': {token_id} is not in the vocabulary of {vocab_size} tokens.",
-        param,
-        "invalid_token_id",
-    )
+                raise not_in_vocabulary(f"{name}[{index}]", token_id, vocab_size)
 
 
 # Accepted, and without effect on the generated text.
@@ -206,7 +206,6 @@ IGNORED: Final = frozenset(
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "bad_words": ([],),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
     "echo": (False,),

@@ -5,7 +5,7 @@ Items become messages here, and from there on it is a chat: see conversation.py.
 
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from engine.grammar.spec import JsonObject
 from httpd.call import Call, Telling
@@ -18,6 +18,7 @@ from httpd.fields import (
     TemplateKwargs,
     TokenCount,
     ToolChoice,
+    TopLogprobs,
     read_fields,
     unknown_fields,
 )
@@ -32,6 +33,9 @@ from httpd.tools import ToolUse, check_is_function, read_function, tool_use
 ID_PREFIX: Final = "resp_"
 RENAMED: Final = {"messages": "input"}
 
+LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
+
+MAX_INCLUDED: Final = 64
 MAX_METADATA: Final = 16
 MAX_METADATA_CHARS: Final = 512
 
@@ -41,20 +45,24 @@ MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 class ResponseFields(Fields):
     """A body of /v1/responses; `input` is checked item by item in responses_input.py."""
 
-    ignored = IGNORED | {"include", "max_tool_calls", "stream_options"}
+    ignored = IGNORED | {"max_tool_calls", "stream_options"}
     neutral: ClassVar = {
         "previous_response_id": (),
         "conversation": (),
         "prompt": (),
         "background": (False,),
         "truncation": ("disabled",),
-        "top_logprobs": (0,),
         "context_management": ([],),
     }
 
     input: Any
     instructions: str | None = None
+    # LOGPROBS, or the name of a thing that there is none of here.
+    include: Annotated[list[str], Field(max_length=MAX_INCLUDED), FailFast()] = Field(
+        default_factory=list
+    )
     max_output_tokens: TokenCount | None = None
+    top_logprobs: TopLogprobs = 0
     tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
@@ -78,11 +86,20 @@ def parse_response(body: bytes, card: ModelCard) -> Call:
     fields = read_fields(ResponseFields, raw)
     check_name(card, fields.model)
     check_model(card, fields.input if isinstance(fields.input, list) else [], "input")
+    wants_logprobs = LOGPROBS in fields.include
+    if fields.top_logprobs and not wants_logprobs:
+        raise invalid(
+            f"Invalid 'top_logprobs': {fields.top_logprobs} is only allowed where 'include' has "
+            f"'{LOGPROBS}'.",
+            "top_logprobs",
+            "invalid_value",
+        )
     return call_of(
         fields,
         _conversation(fields),
         card,
-        Telling(fields.stream, False, False, echoed=_echoed(fields)),
+        Telling(fields.stream, False, False, logprobs=wants_logprobs, echoed=_echoed(fields)),
+        logprobs=fields.top_logprobs if wants_logprobs else None,
         unknown_fields=unknown_fields(ResponseFields, raw),
     )
 
@@ -157,7 +174,7 @@ def _echoed(fields: ResponseFields) -> dict[str, Any]:
         "text": {"format": {"type": "text"}} | {k: v for k, v in (fields.text or {}).items() if v},
         "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
         "tools": [{"parameters": None, "strict": False} | tool for tool in fields.tools],
-        "top_logprobs": 0,
+        "top_logprobs": fields.top_logprobs,
         "top_p": fields.top_p,
         "truncation": "disabled",
     }

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from engine.request import Delta, TokenScore
 from httpd.answer import Begun, Usage, deltas_of
 from httpd.chat_output import ChatEvent, ChatOutput, Reasoning
 from httpd.parsing.output import CallArguments, CallBegan, CallEnded, Content
@@ -37,14 +38,14 @@ class ResponseAnswer:
         self._usage = Usage(begun)
         self._items: list[Item] = []
         self._open: Item | None = None  # the last one, while it grows
+        self._scores: list[TokenScore] = []  # not yet any item's
         self._sequence_number = 0
 
     # httpd.answer.Answer
 
     async def whole(self) -> dict[str, Any]:
         async for _, delta in deltas_of(self._begun, [self._output], self._usage):
-            for event in self._output.take(delta):
-                self._take(event)
+            self._advance(delta)
         self._end()
         return self._response(self._status())
 
@@ -52,7 +53,7 @@ class ResponseAnswer:
         begun = f'"response":{json_text(self._response("in_progress"))}'
         yield self._told([("response.created", begun), ("response.in_progress", begun)])
         async for _, delta in deltas_of(self._begun, [self._output], self._usage):
-            told = [each for event in self._output.take(delta) for each in self._take(event)]
+            told = self._advance(delta)
             if told:
                 yield self._told(told)
 
@@ -68,6 +69,14 @@ class ResponseAnswer:
 
     # The items
 
+    def _advance(self, delta: Delta) -> list[Told]:
+        """What a delta makes of the items, as a stream tells it.
+
+        Scores go to the message whose text comes with them or next; those of a call to nobody.
+        """
+        self._scores += delta.scores
+        return [each for event in self._output.take(delta) for each in self._take(event)]
+
     def _take(self, event: ChatEvent) -> list[Told]:
         """What one event makes of the items, as a stream tells it."""
         match event:
@@ -76,6 +85,7 @@ class ResponseAnswer:
             case Content(text):
                 return self._grow(MessageItem, text)
             case CallBegan(_, call_id, name):
+                self._scores.clear()
                 return self._begin(CallItem(len(self._items), call_id, name))
             case CallArguments(_, text):
                 assert self._open is not None
@@ -88,7 +98,13 @@ class ResponseAnswer:
         if not isinstance(self._open, kind):
             told = self._begin(kind(len(self._items)))
         assert self._open is not None
+        self._give_scores()
         return [*told, self._open.add(text)]
+
+    def _give_scores(self) -> None:
+        if isinstance(self._open, MessageItem):
+            self._open.score(self._scores)
+            self._scores.clear()
 
     def _begin(self, item: Item) -> list[Told]:
         told = self._close(COMPLETED)
@@ -103,6 +119,7 @@ class ResponseAnswer:
         return end is not None and end.reason == "length" and not self._open.is_json
 
     def _close(self, status: str) -> list[Told]:
+        self._give_scores()
         told = [] if self._open is None else self._open.close(status)
         self._open = None
         return told

@@ -6,10 +6,13 @@ and what it is as a whole. Knows neither the response around it nor sequence num
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from pydantic_core import from_json
 
+from engine.request import TokenScore
+from httpd.logprobs import token_logprobs
 from httpd.text import json_string, json_text, well_formed
 
 Told = tuple[str, str]  # an event's type, and its fields as JSON without the braces
@@ -61,12 +64,10 @@ class _Item:
 class _TextItem(_Item, ABC):
     """An item with one part of text. Owned by the HTTP loop."""
 
-    def __init__(self, prefix: str, index: int, part_type: str, delta_fields: str = "") -> None:
-        """delta_fields  what each delta and the end of the text have besides"""
+    def __init__(self, prefix: str, index: int, part_type: str) -> None:
         super().__init__(prefix, index)
         self._event = f"response.{part_type}"
         self._part_at = f'{self._at},"content_index":0'
-        self._delta_fields = delta_fields
 
     def opening(self) -> list[Told]:
         return [
@@ -76,12 +77,12 @@ class _TextItem(_Item, ABC):
 
     def add(self, text: str) -> Told:
         self._texts.append(text)
-        told = f'{self._part_at},"delta":{json_string(text)}{self._delta_fields}'
+        told = f'{self._part_at},"delta":{json_string(text)}{self._delta_fields()}'
         return f"{self._event}.delta", told
 
     def close(self, status: str) -> list[Told]:
         self.status = status
-        told = f'{self._part_at},"text":{json_string(self._text)}{self._delta_fields}'
+        told = f'{self._part_at},"text":{json_string(self._text)}{self._done_fields()}'
         return [
             (f"{self._event}.done", told),
             ("response.content_part.done", f'{self._part_at},"part":{json_text(self._part())}'),
@@ -96,16 +97,37 @@ class _TextItem(_Item, ABC):
     def _part(self) -> dict[str, Any]:
         """Its part so far."""
 
+    def _delta_fields(self) -> str:
+        """What a delta has besides, as JSON."""
+        return ""
+
+    def _done_fields(self) -> str:
+        """What the end of the text has besides, as JSON."""
+        return ""
+
     def _parts(self) -> list[dict[str, Any]]:
         """None before the first text: an item is told of before its part is."""
         return [self._part()] if self._texts or self.status != IN_PROGRESS else []
 
 
 class MessageItem(_TextItem):
-    """The answer's text. Owned by the HTTP loop."""
+    """The answer's text, with its tokens' log-probabilities. Owned by the HTTP loop."""
 
     def __init__(self, index: int) -> None:
-        super().__init__("msg_", index, "output_text", ',"logprobs":[]')
+        super().__init__("msg_", index, "output_text")
+        self._logprobs: list[dict[str, Any]] = []
+        self._untold = 0  # from here on they go with the next delta
+
+    def score(self, scores: Iterable[TokenScore]) -> None:
+        """Takes scores of its next tokens."""
+        self._logprobs += token_logprobs(scores)
+
+    def _delta_fields(self) -> str:
+        untold, self._untold = self._logprobs[self._untold :], len(self._logprobs)
+        return f',"logprobs":{json_text(untold)}'
+
+    def _done_fields(self) -> str:
+        return f',"logprobs":{json_text(self._logprobs)}'
 
     def whole(self) -> dict[str, Any]:
         return {
@@ -117,7 +139,12 @@ class MessageItem(_TextItem):
         }
 
     def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+        return {
+            "type": "output_text",
+            "text": self._text,
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
 
 
 class ReasoningItem(_TextItem):

@@ -73,6 +73,19 @@ class Constraint:
     param: str
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, and what is to be made of it: a generation for each of `params`."""
+
+    prompt: Prompt
+    params: tuple[SamplingParams, ...]  # at least one; all of the same max_new_tokens
+    # False: max_new_tokens is a default, and is cut to what the context leaves. True: what does
+    # not fit is refused.
+    max_tokens_given: bool
+    constraint: Constraint | None = None  # None: any text
+    namespace: str = ""  # jobs of one namespace share prefixes, and no others
+
+
 class Generation(Protocol):
     """One accepted request on its way. Owned by the HTTP loop."""
 
@@ -107,22 +120,12 @@ class Service(Protocol):
         """None before the model is loaded."""
         ...
 
-    async def submit(
-        self,
-        prompt: Prompt,
-        params: tuple[SamplingParams, ...],
-        *,
-        max_tokens_given: bool,
-        constraint: Constraint | None = None,
-        namespace: str = "",
-    ) -> Sequence[Generation]:
-        """Tokenizes a prompt and queues a generation for each of `params`.
+    async def submit(self, job: Job) -> Sequence[Generation]:
+        """Tokenizes the job's prompt and queues its generations.
 
-        Where `max_tokens_given` is False, `max_new_tokens`, the same in all, is a default: it is
-        cut to what the context leaves. Where it is True, what does not fit is refused. Raises
-        `Rejected`: context_length_exceeded, an empty prompt, ids out of the vocabulary, a template
-        that raises, a grammar that cannot be used; 503 for a full queue, too many grammars at a
-        time, and outside of READY.
+        Raises `Rejected`: context_length_exceeded, an empty prompt, ids out of the vocabulary, a
+        template that raises, a grammar that cannot be used; 503 for a full queue, too many grammars
+        at a time, and outside of READY.
         If the caller is cancelled while it waits, all are aborted.
         """
         ...

@@ -18,4 +18,5 @@ class HttpSettings:
     max_choices: int = 128  # prompts times `n` of one request
     ping_interval_s: float = 15.0  # of silence, then an SSE comment keeps proxies from closing
     cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
+    isolates_keys: bool = False  # who calls with one key shares no prefixes with others
     access: Access = Access()  # no keys: the API is open, and nobody is an admin

@@ -40,7 +40,22 @@ def read_constraint(fields: ChoiceFields) -> Constraint | None:
             "structured_outputs",
             "invalid_value",
         )
-    return by_format or by_structure
+    constraint = by_format or by_structure
+    if constraint is not None and isinstance(constraint.spec, Choice):
+        _check_length(constraint.spec, fields.min_tokens)
+    return constraint
+
+
+def _check_length(choice: Choice, min_tokens: int) -> None:
+    """Each token has a byte at least. Other forms that end too early end where they are whole."""
+    longest = max(len(text.encode("utf-8", "replace")) for text in choice.texts)
+    if min_tokens > longest:
+        raise invalid(
+            f"Invalid 'min_tokens': {min_tokens} is more than the longest choice of "
+            f"'structured_outputs' can be, which has {longest} bytes.",
+            "min_tokens",
+            "integer_above_max_value",
+        )
 
 
 def _response_format(value: dict[str, Any] | None) -> Constraint | None:

@@ -150,3 +150,49 @@ def test_a_clients_request_id_is_its_own_affair(server: ServerProcess) -> None:
     for number, response in enumerate(responses):
         (choice,) = json_of(response)["choices"]
         assert choice["text"] == complete_text(server, f"number {number}", max_tokens=20)
+
+
+def test_bad_words_never_come(server: ServerProcess) -> None:
+    """Not a report, but what vLLM's clients expect; a grammar that can go around one does."""
+    words = ["ab", "ba", "c"]
+    text = complete_text(
+        server, bad_words=words, structured_outputs={"regex": "[abc]{12}"}, temperature=1, seed=3,
+        max_tokens=20,
+    )  # fmt: skip
+    assert text in ("a" * 12, "b" * 12)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"bad_words": ["x"], **forced("xyz")},
+        {"allowed_token_ids": [X], **forced("abc")},
+        {"stop_token_ids": [X], **forced("xyz")},
+        {"allowed_token_ids": [X], "bad_words": ["x"]},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_contradicts_itself_at_once_is_refused(
+    server: ServerProcess, more: Json, stream: bool
+) -> None:
+    """Before the first byte, streamed or not."""
+    for path, body in [(CHAT, chat_body(stream=stream, **more)),
+                       (COMPLETIONS, completion_body(stream=stream, **more))]:  # fmt: skip
+        assert refusal(server.post(path, body))["code"] == "unsatisfiable"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"bad_words": ["yz"], **forced("xyz")},
+        {"allowed_token_ids": [X], **forced("xyz")},
+        {"stop_token_ids": [X], **forced("yxz")},
+    ],
+)
+def test_what_contradicts_itself_later_ends_alone(server: ServerProcess, more: Json) -> None:
+    asked = [lambda: server.post(CHAT, chat_body(**more)), lambda: chat(server, **forced("hello"))]
+    response, other = at_once(asked)
+    error = refusal(response)
+    assert error["code"] == "unsatisfiable"
+    assert any(name in error["message"] for name in more)
+    assert other["choices"][0]["message"]["content"] == "hello"

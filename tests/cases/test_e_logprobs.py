@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from engine.text_decoder import TextDecoders
 from tests.cases.asking import (
     CHAT,
     COMPLETIONS,
@@ -42,6 +43,12 @@ def logprobs_after(reference: torch.nn.Module, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits = reference(torch.tensor([ids])).logits[0]
     return logits.double().log_softmax(-1)
+
+
+def written(token_id: int, backend: Tokenizer) -> str:
+    """A token as a completion's `logprobs` name it: one that is no character by its byte."""
+    utf8 = TextDecoders(backend).utf8_of(token_id)
+    return utf8.decode() if utf8.isascii() else f"bytes:\\x{utf8.hex()}"
 
 
 def joined(chunks: list[Json]) -> Json:
@@ -88,17 +95,13 @@ def test_they_are_of_the_models_own_distribution(
     for at in range(len(ids), len(told["tokens"])):
         after = logprobs_after(reference, ids)[-1]
         best = after.topk(5)
-        # Bytes that are no character share a text: of them the likeliest is told.
+        # Ids that the tokenizer lacks share an empty text: of them the likeliest is told.
         assert max(told["top_logprobs"][at].values()) == pytest.approx(
             float(best.values[0]), abs=TOLERANCE
         )
         own = told["token_logprobs"][at]
         as_likely = ((after - own).abs() < TOLERANCE).nonzero().flatten().tolist()
-        named = [
-            one
-            for one in as_likely
-            if backend.decode([one], skip_special_tokens=False) == told["tokens"][at]
-        ]
+        named = [one for one in as_likely if written(one, backend) == told["tokens"][at]]
         assert len(named) == 1, (own, told["tokens"][at])
         assert math.fsum(map(math.exp, told["top_logprobs"][at].values())) <= 1 + TOLERANCE
         ids += named
@@ -149,8 +152,10 @@ def test_special_tokens_among_the_likeliest(server: ServerProcess) -> None:
     assert content and all(len(one["top_logprobs"]) == 2 for one in content)
     ended = chat(server, logprobs=True, top_logprobs=20, **forced("ok"))["choices"][0]
     assert ended["message"]["content"] == "ok"
-    last = ended["logprobs"]["content"][-1]
-    assert last["token"] == SPECIAL_TOKENS[EOS - 256]
+    assert [one["token"] for one in ended["logprobs"]["content"]] == ["o", "k"]
+    ended = complete(server, logprobs=0, **forced("ok"))["choices"][0]
+    assert ended["text"] == "ok"
+    assert ended["logprobs"]["tokens"] == ["o", "k", SPECIAL_TOKENS[EOS - 256]]
     prompt = "".join(map(chr, range(32, 127)))
     scored = complete(server, prompt, echo=True, logprobs=20, max_tokens=0)["choices"][0]
     seen = {name for top in scored["logprobs"]["top_logprobs"][1:] for name in top}
@@ -159,7 +164,39 @@ def test_special_tokens_among_the_likeliest(server: ServerProcess) -> None:
 
 def test_none_are_computed_that_nobody_is_told(server: ServerProcess) -> None:
     """vllm#3179: a field that an endpoint cannot answer is refused, rather than ignored."""
-    refusal(server.post(CHAT, chat_body(prompt_logprobs=1)), "prompt_logprobs")
-    for more in ({}, {"echo": True}, {"logprobs": 1}):
-        body = completion_body(prompt_logprobs=1, **more)
-        refusal(server.post(COMPLETIONS, body), "prompt_logprobs")
+    for path, body in ((CHAT, chat_body), (COMPLETIONS, completion_body)):
+        asked = body(prompt_logprobs=1, stream=True)
+        refusal(server.post(path, asked), "prompt_logprobs")
+
+
+def test_a_prompts_own_are_told_by_id(
+    server: ServerProcess, backend: Tokenizer, reference: torch.nn.Module
+) -> None:
+    """In vLLM's form: each number as transformers has it."""
+    text = "A prompt, scored. "
+    ids = backend.encode(text).ids
+    want = logprobs_after(reference, ids)
+    first, *others = complete(server, text, prompt_logprobs=2)["choices"][0]["prompt_logprobs"]
+    assert first is None and len(others) == len(ids) - 1
+    for at, told in enumerate(others):
+        best = want[at].topk(2).indices.tolist()
+        assert list(map(int, told)) == list(dict.fromkeys([*best, ids[at + 1]]))
+        for token_id, one in told.items():
+            own = want[at][int(token_id)]
+            assert one["logprob"] == pytest.approx(float(own), abs=TOLERANCE)
+            assert one["rank"] == 1 + int((want[at] > own).sum())
+    of_chat = chat(server, text, prompt_logprobs=0)["prompt_logprobs"]
+    assert of_chat[0] is None and all(len(one) == 1 for one in of_chat[1:])
+
+
+def test_a_stop_string_is_not_told_by_its_tokens(server: ServerProcess) -> None:
+    """A chat's are the tokens of its content, streamed or not; a completion's of its text."""
+    more = {"logprobs": True, "stop": ["lo wo"], **forced("hello world")}
+    whole = chat(server, **more)["choices"][0]
+    assert whole["message"]["content"] == "hel"
+    told = [one["token"] for one in whole["logprobs"]["content"]]
+    streamed = choices_of(chat_chunks(server, **more))
+    pieces = [choice["logprobs"]["content"] for choice in streamed if choice["logprobs"]]
+    assert [one["token"] for one in sum(pieces, [])] == told == ["h", "e", "l"]
+    more = {"logprobs": 0, "stop": ["lo wo"], **forced("hello world")}
+    assert complete(server, **more)["choices"][0]["logprobs"]["tokens"] == ["h", "e", "l"]

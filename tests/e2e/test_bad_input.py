@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import VOCAB
 from tests.e2e.conftest import BODY_LIMIT, LIMIT
-from tests.server_process import SOON_S, ServerProcess
+from tests.server_process import SOON_S, ServerProcess, body, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "hi"}
@@ -180,3 +180,16 @@ def test_prompts_as_long_as_the_context(
         error = refusal(answer, 400)
         assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
         assert f"maximum context length is {LIMIT} tokens" in error["message"]
+
+
+def test_no_check_goes_with_the_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2026-41523: `python -O` leaves out asserts, and no input may be checked by one."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    with serving() as server:
+        server.ready()
+        for asked in ({"prompt": ""}, {"prompt": [1, 256]}, {"n": 1000}, {"temperature": 9},
+                      {"stop_token_ids": [256]}, {"prompt": "x" * 5000}):  # fmt: skip
+            response = server.post(TEXT, {**body("x"), **asked})
+            refusal(response, 400)
+        assert server.ask("abc").status_code == 200
+        server.end_clean()

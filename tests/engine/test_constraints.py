@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from engine.constraints import NOT_IN_GRAMMAR, Constraints
-from engine.request import Int32Array, Request, SamplingParams, Thinking
+from engine.constraints import (
+    NOT_IN_GRAMMAR,
+    Constraints,
+    Failure,
+    failure_at_once,
+    may_be_masked,
+)
+from engine.request import Finish, Int32Array, Request, SamplingParams, Thinking
 from engine.rows import Rows
 from engine.waiting import Waiting
 from tests.fakes_executor import VOCAB, FakeGrammar
@@ -25,7 +31,8 @@ class Bench:
         request = Request(
             7, np.array([1, 2], np.int32), SamplingParams(max_new_tokens=9), seed=0,
             grammar=GRAMMAR if grammar else None,
-            thinking=Thinking(OPEN, CLOSE, opened, budget) if thinks else None,
+            thinking=Thinking(OPEN, CLOSE, budget) if thinks else None,
+            begins_reasoning=opened,
         )  # fmt: skip
         tokens = np.array([1, 2, *made], np.int32)
         self.error = self.constraints.begin(2, Waiting(request, tokens, 0), ())
@@ -39,7 +46,7 @@ class Bench:
         bits: Int32Array = np.unpackbits(masks[0].view(np.uint8), bitorder="little")
         return set(np.nonzero(bits)[0].tolist())
 
-    def take(self, token_id: int) -> list[tuple[int, str]]:
+    def take(self, token_id: int) -> list[tuple[int, Failure]]:
         return self.constraints.commit(np.array([2]), np.array([token_id], np.int32), NONE_ENDED)
 
 
@@ -102,3 +109,80 @@ def test_a_row_that_ended_restricts_nobody() -> None:
     bench = Bench()
     bench.constraints.end(2)
     assert bench.allowed() is None and bench.take(1) == []
+
+
+# Bad words, and what leaves nothing
+
+
+def restricted(
+    *, grammar: FakeGrammar | None = None, allowed: tuple[int, ...] | None = None,
+    bad: tuple[tuple[int, ...], ...] = (),
+) -> Request:  # fmt: skip
+    params = SamplingParams(max_new_tokens=9, allowed_token_ids=allowed)
+    return Request(
+        7, np.array([1, 2], np.int32), params, seed=0, grammar=grammar, bad_sequences=bad
+    )
+
+
+def started(request: Request, made: tuple[int, ...] = ()) -> tuple[Bench, Failure | None]:
+    bench = Bench(grammar=False, thinks=False)
+    tokens = np.array([1, 2, *made], np.int32)
+    return bench, bench.constraints.begin(2, Waiting(request, tokens, 0), ())
+
+
+def test_a_bad_word_is_ruled_out_at_its_last_token() -> None:
+    bench, failure = started(restricted(bad=((3, 4), (4, 3, 5), (8,))))
+    assert failure is None and bench.allowed() is None
+    assert bench.take(3) == [] and bench.allowed() == set(range(VOCAB)) - {4, 8}
+    assert bench.take(5) == [] and bench.allowed() is None
+    assert bench.take(4) == [] and bench.allowed() is None
+    assert bench.take(3) == [] and bench.allowed() == set(range(VOCAB)) - {4, 5, 8}
+
+
+def test_what_was_made_before_a_retraction_counts() -> None:
+    bench, _ = started(restricted(bad=((3, 4),)), made=(9, 3))
+    assert bench.allowed() == set(range(VOCAB)) - {4}
+
+
+def test_bad_words_and_a_grammar_hold_together() -> None:
+    bench, _ = started(restricted(grammar=GRAMMAR, bad=((5, 10), (0,))))
+    assert bench.allowed() == GRAMMAR.allowed([]) - {0}
+    assert bench.take(5) == [] and bench.allowed() == GRAMMAR.allowed([5]) - {0, 10}
+
+
+def test_words_of_one_token_restrict_no_row() -> None:
+    bench, failure = started(restricted(bad=((3,), (4,))))
+    assert failure is None and bench.allowed() is None
+    assert not may_be_masked(restricted(bad=((3,), (4,))))
+    bench.constraints._rows.last_step[2] = 9
+    decode = np.array([2])
+    assert bench.constraints.ready(decode, 8) is decode, "its overlap is kept"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        restricted(grammar=GRAMMAR, allowed=(1, 2)),
+        restricted(allowed=(1, 2), bad=((1,), (2,))),
+        restricted(grammar=GRAMMAR, allowed=(0, 1), bad=((0,),)),
+    ],
+)
+def test_what_cannot_begin_is_known_at_once(request_: Request) -> None:
+    failure = failure_at_once(request_, VOCAB)
+    assert failure is not None and failure.finish is Finish.UNSATISFIABLE
+    assert "allowed_token_ids" in failure.message
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [restricted(), restricted(grammar=GRAMMAR, allowed=(0, 1)), restricted(bad=((1,), (2, 3)))],
+)
+def test_what_can_begin_is_let_in(request_: Request) -> None:
+    assert failure_at_once(request_, VOCAB) is None
+
+
+def test_what_leaves_nothing_later_ends_the_request() -> None:
+    bench, failure = started(restricted(allowed=(3, 4), bad=((3, 4), (3, 3))))
+    assert failure is None
+    ((index, failure),) = bench.take(3)
+    assert index == 0 and failure.finish is Finish.UNSATISFIABLE

@@ -10,6 +10,7 @@ from engine.request import (
     Delta,
     Finish,
     Logprobs,
+    ReasoningMarkers,
     Request,
     SamplingParams,
     Started,
@@ -46,7 +47,8 @@ def run(
     prompt_ids = backend.encode(prompt, add_special_tokens=False).ids
     sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
     told = logprobs(prompt_ids[1:], 1) if of_prompt else None
-    request = Request(3, np.array(prompt_ids, np.int32), sampling, seed=0)
+    opened = prompt.endswith("<think>")
+    request = Request(3, np.array(prompt_ids, np.int32), sampling, seed=0, begins_reasoning=opened)
     started: tuple[Started, ...] = (Started(request, 0, told),)
     detokenizer = Detokenizer(Tokenizer(backend))
     deltas: list[Delta] = []
@@ -74,6 +76,60 @@ def test_each_token_is_told_with_its_text_and_its_bytes(family: str, k: int) -> 
         assert score.token.text == score.token.utf8.decode("utf-8", "replace")
         assert (score.token.logprob, score.rank, len(score.top)) == (-1.0, 2, k)
         assert all(one.logprob == -0.5 for one in score.top)
+
+
+def tokens_told(deltas: list[Delta]) -> str:
+    return b"".join(s.token.utf8 for delta in deltas for s in delta.scores).decode()
+
+
+@pytest.mark.parametrize("stop", ["world", "orl", "d", "lo wo", "never"])
+def test_scores_are_of_the_content_and_come_no_sooner_than_it(stop: str) -> None:
+    """A stop string is not told by its tokens either; a token that holds more than it is."""
+    text = "hello world, hello there"
+    deltas = run(text, logprobs=1, stop=(stop,))
+    sent = told = last = ""
+    for delta in deltas:
+        sent += delta.text
+        told += b"".join(score.token.utf8 for score in delta.scores).decode()
+        last = delta.scores[-1].token.text if delta.scores else last
+        assert told[: len(told) - len(last)] == sent[: len(told) - len(last)]
+        assert len(told) - len(last) <= len(sent), "a token is told before its text"
+    assert sent == text.partition(stop)[0]
+    assert told.startswith(sent) and len(told) - len(last) <= len(sent)
+
+
+def test_a_stop_string_that_is_part_of_the_text_has_scores() -> None:
+    deltas = run("hello world, hello", logprobs=0, stop=("lo wo",), include_stop=True)
+    assert tokens_told(deltas).startswith("hello wo")
+
+
+@pytest.mark.parametrize("last", [Finish.STOP, Finish.LENGTH])
+@pytest.mark.parametrize("include", [False, True])
+def test_an_id_that_ends_the_text_is_told_apart(last: Finish, include: bool) -> None:
+    deltas = run("hello world", logprobs=0, last=last, include_stop=include)
+    is_apart = last is Finish.STOP and not include
+    assert (deltas[-1].ending is not None) is is_apart
+    assert all(delta.ending is None for delta in deltas[:-1])
+    text = "".join(delta.text for delta in deltas)
+    assert tokens_told(deltas) == text and (text == "hello world") is not is_apart
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "content"),
+    [
+        ("<think>\nHm.\n</think>\n\nIt is 4.", "ask", "It is 4."),
+        ("Hm.</think>It is 4.", "ask<think>", "It is 4."),
+        ("<the answer>", "ask", "<the answer>"),
+        ("<think>Hm. It", "ask", ""),
+    ],
+)
+def test_reasoning_has_no_scores(text: str, prompt: str, content: str) -> None:
+    markers = ReasoningMarkers("<think>", "</think>")
+    deltas = run(text, prompt=prompt, logprobs=0, reasoning=markers)
+    assert "".join(delta.text for delta in deltas) == content
+    told = tokens_told(deltas)
+    # The token that content begins with may begin before it.
+    assert told.endswith(content) and len(told) <= len(content) + 2
 
 
 def test_nothing_more_is_told_where_nothing_was_asked() -> None:

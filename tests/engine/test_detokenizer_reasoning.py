@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from engine.detokenizer import Detokenizer
+from engine.preparation import begins_reasoning
 from engine.reasoning import ReasoningSplitter
 from engine.request import (
     Delta,
@@ -19,6 +20,7 @@ from engine.request import (
     SamplingParams,
     Started,
     StepOutput,
+    TextPrompt,
 )
 from engine.stopping import StopStrings
 from engine.tokenizer import Tokenizer
@@ -61,7 +63,11 @@ def run(
     backend = backend or shared("byte_level")
     sampling = SamplingParams(max_new_tokens=500, reasoning=reasoning, **params)  # type: ignore[arg-type]
     prompt_ids = np.array(ids_of(prompt, backend), np.int32)
-    started: tuple[Started, ...] = (Started(Request(3, prompt_ids, sampling, seed=0), 0),)
+    opened = reasoning is not None and begins_reasoning(
+        Tokenizer(backend), reasoning, TextPrompt(prompt), prompt_ids
+    )
+    request = Request(3, prompt_ids, sampling, seed=0, begins_reasoning=opened)
+    started: tuple[Started, ...] = (Started(request, 0),)
     ids = ids_of(text, backend) if isinstance(text, str) else text
     rows = [(token_id, Finish.NONE) for token_id in ids]
     rows[-1] = (rows[-1][0], Finish.NONE if end else last)

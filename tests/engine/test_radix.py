@@ -97,6 +97,7 @@ def test_pages_that_differ_in_their_last_token_are_siblings() -> None:
 
 
 def test_namespaces_share_nothing() -> None:
+    """Tokens are compared, and no digest of them: CVE-2025-25183."""
     cache = RadixCache(PAGE)
     insert(cache, "abcd", 10, "one")
     assert matched(cache, "abcd") == [] and matched(cache, "abcd", "two") == []

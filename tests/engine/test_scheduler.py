@@ -387,4 +387,4 @@ def test_an_output_that_left_its_grammar_ends_with_an_error() -> None:
     rig.submit(1, prompt_of(5), 12, grammar=Grammar(3))
     rig.drain()
     assert rig.finishes == {1: Finish.ERROR}
-    assert rig.errors == {1: NOT_IN_GRAMMAR}
+    assert rig.errors == {1: NOT_IN_GRAMMAR.message}

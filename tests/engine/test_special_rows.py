@@ -30,6 +30,7 @@ from tests.fakes_streams import HostStreams
 EOS = 258
 NEW = 12
 KINDS = ["cpu", "host"]
+Sequences = tuple[tuple[int, ...], ...]
 
 
 def build(folder: Path, kind: str, *, chunk: int = 64, overlap: bool = True) -> Engine:
@@ -60,11 +61,17 @@ class Output:
     prompt_logprobs: Logprobs | None = None
 
 
-def run(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> list[Output]:
+def run(
+    engine: Engine,
+    asked: list[tuple[list[int], SamplingParams]],
+    bad: dict[int, Sequences] | None = None,
+) -> list[Output]:
+    """bad  the bad sequences of some, by their numbers"""
     outputs = [Output() for _ in asked]
     for number, (prompt, params) in enumerate(asked):
-        seed = 0 if params.seed is None else params.seed
-        engine.submit(Request(number, np.array(prompt, np.int32), params, seed=seed))
+        seed, ids = 0 if params.seed is None else params.seed, np.array(prompt, np.int32)
+        sequences = (bad or {}).get(number, ())
+        engine.submit(Request(number, ids, params, seed=seed, bad_sequences=sequences))
     while engine.has_work:
         step = engine.step()
         if step is None:
@@ -183,6 +190,60 @@ def adjusted(
         forbidden[list(params.allowed_token_ids)] = False
         logits[forbidden] = -torch.inf
     return logits
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_words_never_come(
+    kind: str, overlap: bool, expected: Callable[[str], Expected]
+) -> None:
+    """Each greedy token is the best that completes no bad sequence; others go on as ever."""
+    case = expected("llama")
+    prompt, free = case.prompts[2], case.greedy[2][:NEW]
+    bad: Sequences = (tuple(free[:1]), tuple(free[2:4]), tuple(free[1:2]), (prompt[-1], free[0]))
+    penalised = greedy(repetition_penalty=1.3, allowed_token_ids=tuple(range(100)))
+    asked = [(prompt, greedy()), (prompt, greedy()), (prompt, penalised)]
+    variants: list[Sequences] = [(), (tuple(free[2:4]), (7,)), ()]
+    first = run(build(case.folder, kind, overlap=overlap), asked, {1: variants[1]})
+    # What comes instead may be bad in its turn.
+    variants[2] = tuple(zip(first[2].ids, first[2].ids[1:], strict=False))[:3]
+    bad += ((first[1].ids[3], first[1].ids[4]),)
+    outputs = run(build(case.folder, kind, overlap=overlap), asked, {1: bad, 2: variants[2]})
+    assert outputs[0].ids == free
+    reference = reference_model(case.folder)
+    for output, (_, params), sequences in zip(
+        outputs[1:], asked[1:], (bad, variants[2]), strict=True
+    ):
+        for at, token_id in enumerate(output.ids):
+            ids = prompt + output.ids[:at]
+            with torch.no_grad():
+                logits = reference(torch.tensor([ids])).logits[0, -1].double()
+            logits = adjusted(logits, params, prompt, output.ids[:at])
+            for *before, last in sequences:
+                if output.ids[:at][at - len(before) :] == before:
+                    logits[last] = -torch.inf
+            assert token_id == int(logits.argmax())
+    alone = run(build(case.folder, kind, overlap=overlap), asked[1:2], {0: bad})[0]
+    assert alone.ids == outputs[1].ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_to_which_nothing_is_left_ends_alone(
+    kind: str, expected: Callable[[str], Expected]
+) -> None:
+    case = expected("llama")
+    asked = [
+        (case.prompts[2], greedy(allowed_token_ids=(5, 6))),
+        (case.prompts[2], greedy()),
+        (case.prompts[1], greedy(allowed_token_ids=(5,))),
+    ]
+    every_pair = tuple((one, other) for one in (5, 6) for other in (5, 6))
+    outputs = run(build(case.folder, kind), asked, {0: every_pair, 2: ((5,), (5, 5))})
+    assert [output.finish for output in outputs] == [
+        Finish.UNSATISFIABLE, Finish.LENGTH, Finish.UNSATISFIABLE,
+    ]  # fmt: skip
+    assert outputs[0].ids in ([5], [6]) and outputs[1].ids == case.greedy[2][:NEW]
+    assert outputs[2].ids == [-1]
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -136,6 +136,7 @@ def test_what_templates_use() -> None:
     ],
 )
 def test_a_template_that_raises_refuses_its_request(tmp_path: Path, source: str, told: str) -> None:
+    """CVE-2024-56326, CVE-2025-27516, CVE-2026-5760: whatever it tries, it runs in a sandbox."""
     tokenizer = Tokenizer.load(write_checkpoint(tmp_path, chat_template=source))
     error = refused(tokenizer, chat(USER))
     assert error.param == "messages"
@@ -180,7 +181,10 @@ def test_token_texts(tokenizer: Tokenizer) -> None:
 
 
 def test_text_that_spells_a_special_token_is_that_token(tokenizer: Tokenizer) -> None:
-    """As in transformers; nothing counts special tokens, so it harms no one but its author."""
+    """As in transformers; nothing counts special tokens, so it harms no one but its author.
+
+    CVE-2026-44222.
+    """
     spelled = tokenizer.encode_prompt(chat({"role": "user", "content": EOS})).tolist()
     assert spelled.count(tokenizer.backend.token_to_id(EOS)) == 2
 
@@ -332,6 +336,8 @@ def test_threads_encode_and_decode_alike(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("unit", ["the cat sat on the mat ", "a", " ", "天", "\n", EOS])
 def test_time_is_linear(tokenizer: Tokenizer, unit: str) -> None:
+    """CVE-2025-46560."""
+
     def seconds(chars: int) -> float:
         prompt = chat({"role": "user", "content": unit * (chars // len(unit))})
         best = 1e9

@@ -136,10 +136,10 @@ async def test_defaults_reach_the_engine(client: httpx.AsyncClient, service: Fak
     await chat(client)
     await complete(client)
     chat_call, text_call = service.submissions
-    assert not chat_call.max_tokens_given and chat_call.params.max_new_tokens == 64
-    assert not text_call.max_tokens_given and text_call.params.max_new_tokens == 16
+    assert not chat_call.max_tokens_given and chat_call.params[0].max_new_tokens == 64
+    assert not text_call.max_tokens_given and text_call.params[0].max_new_tokens == 16
     assert text_call.prompt == TextPrompt("hi")
-    params = chat_call.params
+    params = chat_call.params[0]
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 0, 1.0, 0.0)
     assert params.seed is None and params.stop == () and params.skip_special_tokens
 
@@ -152,12 +152,12 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, service: F
     )  # fmt: skip
     assert response.status_code == 200, response.text
     (call,) = service.submissions
-    assert call.params.max_new_tokens == 3 and call.max_tokens_given
-    assert (call.params.temperature, call.params.top_k) == (0.5, 9)
-    assert (call.params.top_p, call.params.min_p) == (0.25, 0.125)
-    assert call.params.seed == -(2**63)
-    assert call.params.stop == ("a", "b") and call.params.stop_token_ids == (3, 99)
-    assert call.params.ignore_eos and not call.params.skip_special_tokens
+    assert call.params[0].max_new_tokens == 3 and call.max_tokens_given
+    assert (call.params[0].temperature, call.params[0].top_k) == (0.5, 9)
+    assert (call.params[0].top_p, call.params[0].min_p) == (0.25, 0.125)
+    assert call.params[0].seed == -(2**63)
+    assert call.params[0].stop == ("a", "b") and call.params[0].stop_token_ids == (3, 99)
+    assert call.params[0].ignore_eos and not call.params[0].skip_special_tokens
     assert isinstance(call.prompt, ChatPrompt)
     assert call.prompt.template_kwargs == {"enable_thinking": False}
 
@@ -172,13 +172,15 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, service: F
         ({"top_k": 2**31 - 1}, "top_k", 0),
         ({"stop": "x"}, "stop", ("x",)),
         ({"stop": []}, "stop", ()),
+        ({"bad_words": []}, "bad_words", ()),
+        ({"bad_words": ["a", " b", "a"]}, "bad_words", ("a", " b")),
     ],
 )
 async def test_edge_values_mean_their_limit(
     client: httpx.AsyncClient, service: FakeService, sent: dict[str, Any], name: str, meant: object
 ) -> None:
     assert (await chat(client, **sent)).status_code == 200
-    assert getattr(service.submissions[0].params, name) == meant
+    assert getattr(service.submissions[0].params[0], name) == meant
 
 
 async def test_nulls_and_harmless_fields(client: httpx.AsyncClient, service: FakeService) -> None:

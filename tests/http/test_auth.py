@@ -278,3 +278,29 @@ async def test_credentials_never_go_with_any_origin() -> None:
                 response = await client.request(method, "/v1/models", headers=headers)
                 assert response.headers["access-control-allow-origin"] in (*origins, "http://ui")
                 assert "access-control-allow-credentials" not in response.headers
+
+
+# Whose prefixes are whose
+
+
+async def test_callers_share_prefixes_unless_keys_are_isolated() -> None:
+    namespaces: dict[bool, list[str]] = {}
+    for isolates in (False, True):
+        service = FakeService()
+        settings = replace(SETTINGS, access=BOTH, isolates_keys=isolates)
+        transport = httpx.ASGITransport(create_app(service, settings, FakeControl()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://plait") as client:
+            for headers in (
+                bearer(KEY), {"x-api-key": KEY}, bearer(OTHER_KEY), bearer(ADMIN_KEY),
+                {**bearer("wrong"), "x-api-key": KEY},
+            ):  # fmt: skip
+                for salt in ("", "s"):
+                    body = {**COMPLETION, "cache_salt": salt}
+                    answer = await client.post("/v1/completions", json=body, headers=headers)
+                    assert answer.status_code == 200
+        namespaces[isolates] = [job.namespace for job in service.submissions]
+    assert namespaces[False] == ["", "s"] * 5
+    one, salted, *rest = namespaces[True]
+    assert rest[:2] == rest[-2:] == [one, salted], "a key is one caller, in either header"
+    assert len(set(namespaces[True])) == 6 and "" not in namespaces[True]
+    assert not any("sk-" in name for name in namespaces[True])

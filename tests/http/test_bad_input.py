@@ -141,13 +141,19 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str, list[str]]] = [
     (CHAT, {"logit_bias": []}, 400, "logit_bias", "invalid_type", []),
     (CHAT, {"allowed_token_ids": []}, 400, "allowed_token_ids", "empty_array", []),
     (CHAT, {"allowed_token_ids": [100]}, 400, "allowed_token_ids[0]", "invalid_token_id", []),
+    (CHAT, {"bad_words": "x"}, 400, "bad_words", "invalid_type", ["an array"]),
+    (CHAT, {"bad_words": ["a", ""]}, 400, "bad_words[1]", "string_too_short", ["at least 1"]),
+    (CHAT, {"bad_words": ["a", 3]}, 400, "bad_words[1]", "invalid_type", []),
+    (CHAT, {"bad_words": ["x" * 65]}, 400, "bad_words[0]", "string_above_max_length", ["64"]),
+    (TEXT, {"bad_words": ["a"] * 129}, 400, "bad_words", "array_above_max_length", ["128", "129"]),
     (CHAT, {"logprobs": 5}, 400, "logprobs", "invalid_type", ["a boolean"]),
     (CHAT, {"top_logprobs": 5}, 400, "top_logprobs", "invalid_value", ["logprobs"]),
     (CHAT, {"logprobs": True, "top_logprobs": 10**6}, 400, "top_logprobs",
      "integer_above_max_value", ["20"]),
     (TEXT, {"logprobs": 21}, 400, "logprobs", "integer_above_max_value", ["20"]),
     (TEXT, {"logprobs": True}, 400, "logprobs", "invalid_type", ["an integer"]),
-    (TEXT, {"prompt_logprobs": 1}, 400, "prompt_logprobs", "unsupported_value", ["echo"]),
+    (TEXT, {"prompt_logprobs": 21}, 400, "prompt_logprobs", "integer_above_max_value", ["20"]),
+    (CHAT, {"prompt_logprobs": -1}, 400, "prompt_logprobs", "integer_below_min_value", []),
     (TEXT, {"cache_salt": "x" * 257}, 400, "cache_salt", "string_above_max_length", ["256"]),
     # structured output
     (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format.type",
@@ -160,6 +166,8 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str, list[str]]] = [
      "invalid_type", []),
     (CHAT, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs",
      "invalid_value", ["one"]),
+    (CHAT, {"structured_outputs": {"choice": ["a", "\u00e9"]}, "min_tokens": 3}, 400, "min_tokens",
+     "integer_above_max_value", ["2 bytes"]),
     (CHAT, {"structured_outputs": {"xml": "a"}}, 400, "structured_outputs.xml",
      "unsupported_value", []),
     (CHAT, {"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice",
@@ -211,7 +219,7 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str, list[str]]] = [
 
 # Fields that would change the output, with a value that asks for something.
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("best_of", 2), ("suffix", "x"), ("functions", [{}]), ("bad_words", ["x"]),
+    ("best_of", 2), ("suffix", "x"), ("functions", [{}]),
     ("function_call", {"name": "f"}), ("modalities", ["text", "audio"]), ("audio", {}),
     ("prompt_embeds", "AAAA"), ("chat_template", "{{ x }}"), ("length_penalty", 2.0),
     ("guided_regex", "(a+)+b"), ("use_beam_search", True), ("truncate_prompt_tokens", 5),
@@ -322,3 +330,12 @@ async def test_a_model_without_a_template_takes_no_chat(
     error = checked(await client.post(CHAT, json=good(CHAT)), 400)
     assert "chat template" in error["message"]
     assert (await client.post(TEXT, json=good(TEXT))).status_code == 200
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+async def test_a_stream_has_no_place_for_a_prompts_logprobs(
+    client: httpx.AsyncClient, route: str
+) -> None:
+    body = {**good(route), "stream": True, "prompt_logprobs": 1}
+    error = checked(await client.post(route, json=body), 400)
+    assert (error["param"], error["code"]) == ("prompt_logprobs", "unsupported_value")

@@ -11,11 +11,19 @@ import pytest
 from openai.lib.streaming._deltas import accumulate_delta
 
 from engine.grammar.spec import Choice, JsonObject, JsonSchema, Regex
-from engine.request import Delta, Finish, PromptText, ReasoningMarkers, TokenScore, TokenText
+from engine.request import (
+    Delta,
+    Finish,
+    PromptText,
+    ReasoningMarkers,
+    TextPrompt,
+    TokenScore,
+    TokenText,
+)
 from httpd import endpoint
 from httpd.app import create_app
 from httpd.parsing.formats import Formats, ReasoningFormat, ToolsFormat
-from httpd.service import Constraint
+from httpd.service import Constraint, Job
 from tests.fakes_service import CARD, FakeService, delta
 from tests.http.conftest import SETTINGS
 
@@ -94,12 +102,12 @@ async def test_n_choices_of_one_prompt(client: httpx.AsyncClient, service: FakeS
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 12)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 2
     (submission,) = service.submissions
-    seeds = [params.seed for params in submission.all_params]
+    seeds = [params.seed for params in submission.params]
     assert seeds[0] == 7 and len(set(seeds)) == 3
     await chat(client, n=3, seed=7)
-    assert [params.seed for params in service.submissions[1].all_params] == seeds
+    assert [params.seed for params in service.submissions[1].params] == seeds
     await chat(client, n=2)
-    assert [params.seed for params in service.submissions[2].all_params] == [None, None]
+    assert [params.seed for params in service.submissions[2].params] == [None, None]
 
 
 async def test_n_choices_stream_side_by_side(client: httpx.AsyncClient) -> None:
@@ -126,11 +134,11 @@ async def test_one_prompt_that_is_refused_takes_the_others_along(
 ) -> None:
     accepted = service.submit
 
-    async def submit(prompt: Any, *rest: Any, **more: Any) -> Any:
-        if prompt.text == "bad":
+    async def submit(job: Job) -> Any:
+        if job.prompt == TextPrompt("bad"):
             service.refusal = ValueError("ours")
             raise service.refusal
-        return await accepted(prompt, *rest, **more)
+        return await accepted(job)
 
     service.submit = submit  # type: ignore[method-assign]
     response = await complete(client, prompt=["good", "bad", "good"])
@@ -162,7 +170,7 @@ async def test_what_is_asked_reaches_the_engine(
         prompt_cache_key="session",
     )  # fmt: skip
     (submission,) = service.submissions
-    params = submission.params
+    params = submission.params[0]
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
     assert (params.repetition_penalty, params.min_tokens) == (1.2, 2)
     assert params.logit_bias == ((4, 7.0), (5, -100.0)) and params.allowed_token_ids == (4, 5)
@@ -218,8 +226,87 @@ async def test_completion_logprobs_with_echo(
     told = [each["logprobs"] for each in choices if each["logprobs"]]
     for name, values in choice["logprobs"].items():
         assert [one for each in told for one in each[name]] == values
-    params = service.submissions[0].params
+    params = service.submissions[0].params[0]
     assert params.echo and (params.logprobs, params.prompt_logprobs) == (1, 1)
+
+
+async def test_a_completion_tells_the_ending_id_and_a_chat_does_not(
+    client: httpx.AsyncClient, service: FakeService
+) -> None:
+    """A chat's are the tokens of its content, as at OpenAI; a completion's are all."""
+    ending = score("<|end|>", -0.25)
+    service.script = [
+        delta("a", tokens=1, scores=(score("a", -0.5),)),
+        delta("", Finish.STOP, tokens=2, ending=ending),
+    ]
+    told = (await complete(client, logprobs=0)).json()["choices"][0]["logprobs"]
+    assert told["tokens"] == ["a", "<|end|>"] and told["token_logprobs"] == [-0.5, -0.25]
+    content = (await chat(client, logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    assert [one["token"] for one in content] == ["a"]
+
+
+async def test_parts_of_characters_are_told_apart(
+    client: httpx.AsyncClient, service: FakeService
+) -> None:
+    """As OpenAI writes them; and their place is the character's, whose other parts follow."""
+    parts = [
+        TokenText(number, "\ufffd", utf8, -float(number))
+        for number, utf8 in enumerate((b"\xe4\xbb", b"\x8a", b"\x8b"))
+    ]
+    service.script = [
+        delta("a", tokens=1, scores=(score("a", -0.5),)),
+        delta("", tokens=2, scores=(TokenScore(parts[0], 1, (parts[0], parts[1])),)),
+        delta("今b", Finish.LENGTH, tokens=4, scores=(
+            TokenScore(parts[1], 1, (parts[1], parts[2])), score("b", -1.0))),
+    ]  # fmt: skip
+    told = (await complete(client, logprobs=2)).json()["choices"][0]["logprobs"]
+    first, second, third = r"bytes:\xe4\xbb", r"bytes:\x8a", r"bytes:\x8b"
+    assert told["tokens"] == ["a", first, second, "b"]
+    assert told["top_logprobs"][1:3] == [{first: 0.0, second: -1.0}, {second: -1.0, third: -2.0}]
+    assert told["text_offset"] == [0, 1, 1, 2]
+
+
+PROMPT = PromptText("", TokenText(1, "s", b"s", math.nan), (score("o", -2.0, "x"),))
+PROMPT_LOGPROBS = [
+    None,
+    {
+        "9": {"logprob": -3.0, "rank": 1, "decoded_token": "x"},
+        "5": {"logprob": -2.0, "rank": 1, "decoded_token": "o"},
+    },
+]
+
+
+async def test_prompt_logprobs(client: httpx.AsyncClient, service: FakeService) -> None:
+    """In vLLM's form and places."""
+    service.script = [
+        delta("a", tokens=1, prompt=PROMPT),
+        delta("b", Finish.LENGTH, tokens=2),
+    ]
+    told = (await chat(client, prompt_logprobs=1)).json()
+    assert told["prompt_logprobs"] == PROMPT_LOGPROBS
+    assert told["choices"][0]["logprobs"] is None
+    told = (await complete(client, prompt_logprobs=1)).json()
+    assert told["choices"][0]["prompt_logprobs"] == PROMPT_LOGPROBS
+    assert (told["choices"][0]["text"], told["choices"][0]["logprobs"]) == ("ab", None)
+    assert "prompt_logprobs" not in told
+    asked = [submission.params[0] for submission in service.submissions]
+    assert [(one.echo, one.logprobs, one.prompt_logprobs) for one in asked] == [
+        (False, None, 1)
+    ] * 2
+    assert "prompt_logprobs" not in (await chat(client)).json()
+
+
+async def test_prompt_logprobs_beside_an_echo(
+    client: httpx.AsyncClient, service: FakeService
+) -> None:
+    """The engine works out as many as either wants, and each is told its own."""
+    echoed = dataclasses.replace(PROMPT, text="so")
+    service.script = [delta("a", Finish.LENGTH, tokens=1, prompt=echoed)]
+    asked = {"echo": True, "logprobs": 0, "prompt_logprobs": 1}
+    (choice,) = (await complete(client, **asked)).json()["choices"]
+    assert choice["text"] == "soa" and choice["prompt_logprobs"] == PROMPT_LOGPROBS
+    assert choice["logprobs"]["top_logprobs"] == [None, None]
+    assert service.submissions[0].params[0].prompt_logprobs == 1
 
 
 async def test_scoring_alone(client: httpx.AsyncClient, service: FakeService) -> None:
@@ -231,7 +318,7 @@ async def test_scoring_alone(client: httpx.AsyncClient, service: FakeService) ->
     assert (choice["text"], choice["finish_reason"]) == ("so", "length")
     assert choice["logprobs"]["token_logprobs"] == [None, -2.0]
     assert choice["logprobs"]["top_logprobs"] == [None, None]
-    assert service.submissions[0].params.max_new_tokens == 0
+    assert service.submissions[0].params[0].max_new_tokens == 0
     assert answer["usage"]["completion_tokens"] == 0
 
 
@@ -244,7 +331,7 @@ async def test_scores_of_prompts_are_bounded(
     refused = await complete(client, **asked, n=2)
     assert refused.status_code == 400
     error = refused.json()["error"]
-    assert error["param"] == "logprobs" and "30 echoed tokens" in error["message"]
+    assert error["param"] == "logprobs" and "30 prompt tokens" in error["message"]
     assert "the limit is 60" in error["message"]
     assert [each.aborts for each in service.generations] == [0] * 3 + [1] * 6
     unscored = {**asked, "logprobs": None, "n": 2}
@@ -272,7 +359,7 @@ async def test_reasoning(client: httpx.AsyncClient, hermes: FakeService) -> None
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
     message, _ = message_of(chunks_of(await chat(client, stream=True)))
     assert message == {"role": "assistant", "content": "4", "reasoning_content": "Hm."}
-    assert hermes.submissions[0].params.reasoning == ReasoningMarkers("<think>", "</think>")
+    assert hermes.submissions[0].params[0].reasoning == ReasoningMarkers("<think>", "</think>")
 
 
 @pytest.mark.parametrize("cut", [1, 3, 10_000])
@@ -371,7 +458,7 @@ async def test_a_thinking_budget_reaches_the_engine(
     client: httpx.AsyncClient, hermes: FakeService
 ) -> None:
     await chat(client, thinking_budget=5)
-    assert hermes.submissions[0].params.thinking_budget == 5
+    assert hermes.submissions[0].params[0].thinking_budget == 5
     assert (await chat(client, thinking_budget=-1)).status_code == 400
 
 

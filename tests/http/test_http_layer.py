@@ -102,6 +102,7 @@ async def test_odd_request_ids_are_replaced(client: httpx.AsyncClient, odd: str)
 
 
 async def test_own_faults_tell_nothing(client: httpx.AsyncClient, service: FakeService) -> None:
+    """CVE-2026-22778, CVE-2026-54236."""
     service.refusal = RuntimeError("secret at 0x7f00")
     for more in ({}, {"stream": True}):
         body = {"model": "org/tiny-model", "messages": [{"role": "user", "content": "x"}], **more}

@@ -1,5 +1,6 @@
 """Limits of every request: the length of its head, and the time that it may take."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from starlette.types import ASGIApp
 
 from httpd.app import create_app
 from httpd.head_limits import MAX_HEADERS, MAX_URL_BYTES
-from tests.fakes_service import FakeService
+from tests.fakes_service import FakeService, delta
 from tests.http.asgi_client import AsgiClient
 from tests.http.conftest import SETTINGS
 
@@ -84,6 +85,34 @@ async def test_a_late_stream_ends_with_an_error_event() -> None:
     assert '"role":"assistant"' in opening and nothing == ""
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
     assert service.generations[0].aborts == 1
+
+
+async def test_a_late_stream_ends_in_its_own_apis_words() -> None:
+    """After some of the answer has come: its events are numbered on, and clients know their end."""
+    turn = {"role": "user", "content": "x"}
+    for path, more, last in (
+        ("/v1/responses", {"input": "x"}, "response.failed"),
+        ("/v1/messages", {"messages": [turn], "max_tokens": 9}, "error"),
+    ):
+        service = FakeService((delta("Hel", tokens=1), asyncio.Event()))
+        body = {"model": "org/tiny-model", "stream": True, **more}
+        asked = AsgiClient(timed_app(service), path, body)
+        await asked.run()
+        assert b"Hel" in asked.body
+        *_, event, nothing = asked.body.decode().split("\n\n")
+        name, data = (line.split(": ", 1)[1] for line in event.split("\n"))
+        told = json.loads(data)
+        assert (name, told["type"], nothing) == (last, last, "") and asked.complete
+        if path == "/v1/responses":
+            numbers = [
+                json.loads(line.removeprefix("data: "))["sequence_number"]
+                for line in asked.body.decode().split("\n")
+                if line.startswith("data: ")
+            ]
+            assert numbers == list(range(len(numbers)))
+            assert told["response"]["status"] == "failed"
+        assert "0.05 s" in json.dumps(told)
+        assert service.generations[0].aborts == 1
 
 
 async def test_a_body_that_does_not_come_is_late() -> None:

@@ -109,7 +109,7 @@ async def test_an_answer(client: httpx.AsyncClient, service: FakeService) -> Non
         "stop_reason": "end_turn", "stop_sequence": None, "usage": USAGE,
     }  # fmt: skip
     (submission,) = service.submissions
-    params = submission.params
+    params = submission.params[0]
     assert (params.max_new_tokens, params.temperature, params.top_k) == (9, 0.5, 5)
     assert submission.max_tokens_given
     assert submission.prompt == ChatPrompt(
@@ -123,7 +123,7 @@ async def test_why_it_ended(client: httpx.AsyncClient, hermes: FakeService) -> N
     hermes.script = [delta("a", Finish.STOP, tokens=1, stop_match="END")]
     answer = await answer_of(client, stop_sequences=["END"])
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
-    assert hermes.submissions[1].params.stop == ("END",)
+    assert hermes.submissions[1].params[0].stop == ("END",)
     hermes.script = [delta("a", Finish.STOP, tokens=1, stop_match=7)]
     assert (await answer_of(client))["stop_reason"] == "end_turn"
     hermes.script = script(CALL)
@@ -252,7 +252,7 @@ async def test_tools_and_thinking(client: httpx.AsyncClient, hermes: FakeService
     assert prompts[0].template_kwargs == {"tools": [{"type": "function", "function": function}]}
     assert asked.constraint is not None and asked.constraint.param == "tools"
     assert prompts[1].template_kwargs == {"enable_thinking": True}
-    assert enabled.params.thinking_budget == 7
+    assert enabled.params[0].thinking_budget == 7
     assert prompts[2].template_kwargs == {"enable_thinking": False}
 
 

@@ -48,7 +48,7 @@ def outcome(parse: Any, body: bytes) -> None:
         assert error.message and len(error.message) < 1000
         assert error_response(error).body == json_bytes(error_body(error))
     else:
-        assert call.prompts and call.params
+        assert call.jobs and call.params
         for params in call.params:
             assert params.max_new_tokens > 0 or params.echo
             assert 0 <= params.temperature <= 2 and 0 < params.top_p <= 1

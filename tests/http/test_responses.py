@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from engine.grammar.spec import JsonObject, JsonSchema
-from engine.request import Delta, Finish
+from engine.request import Delta, Finish, TokenScore, TokenText
 from httpd.app import create_app
 from httpd.parsing.formats import Formats, ReasoningFormat, ToolsFormat
 from httpd.service import Constraint
@@ -128,7 +128,7 @@ async def test_an_answer_that_is_cut(client: httpx.AsyncClient, hermes: FakeServ
     assert answer["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["output"][0]["status"] == "incomplete"
-    assert hermes.submissions[0].params.max_new_tokens == 9
+    assert hermes.submissions[0].params[0].max_new_tokens == 9
     hermes.script = script(CALL[:40], finish=Finish.LENGTH)
     answer = (await respond(client, tools=[TOOL])).json()
     assert [item["status"] for item in answer["output"]] == ["incomplete"]
@@ -367,3 +367,59 @@ async def test_refusals_of_the_service(client: httpx.AsyncClient, service: FakeS
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
     error = (await client.post("/v1/responses", json={"model": "x", "input": "y"})).json()["error"]
     assert error["code"] == "model_not_found"
+
+
+# Log-probabilities
+
+
+def scored(text: str, logprob: float = -0.5) -> TokenScore:
+    token = TokenText(1, text, text.encode(), logprob)
+    return TokenScore(token, 1, (TokenText(2, "x", b"x", -1.5),))
+
+
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+
+
+async def test_logprobs_of_the_text(client: httpx.AsyncClient, hermes: FakeService) -> None:
+    """Of a message and nobody else; those of text that is held come with it."""
+    hermes.script = [
+        delta("", reasoning="Hm", tokens=1, reasoning_tokens=1),
+        delta("Let", tokens=2, scores=(scored("Let"),)),
+        delta("", tokens=3, scores=(scored("\ufffd", -2.0),)),
+        delta(" me.", tokens=4, scores=(scored(" me."),)),
+        delta(CALL, tokens=5, scores=(scored(CALL),)),
+        delta("", Finish.STOP, tokens=6, ending=scored("<|end|>")),
+    ]
+    answer = (await respond(client, tools=[TOOL], **LOGPROBS)).json()
+    Response.model_validate(answer)
+    _, message, call = answer["output"]
+    told = message["content"][0]["logprobs"]
+    assert [one["token"] for one in told] == ["Let", "\ufffd", " me."]
+    assert told[0] == {
+        "token": "Let", "bytes": [76, 101, 116], "logprob": -0.5,
+        "top_logprobs": [{"token": "x", "bytes": [120], "logprob": -1.5}],
+    }  # fmt: skip
+    assert answer["top_logprobs"] == 1 and call["type"] == "function_call"
+    params = hermes.submissions[0].params[0]
+    assert params.logprobs == 1
+    streamed = await events(client, tools=[TOOL], **LOGPROBS)
+    deltas = [one for one in streamed if one["type"] == "response.output_text.delta"]
+    assert [one["token"] for each in deltas for one in each["logprobs"]] == [
+        one["token"] for one in told
+    ]
+    (done,) = [one for one in streamed if one["type"] == "response.output_text.done"]
+    assert done["logprobs"] == told
+    assert streamed[-1]["response"]["output"][1]["content"][0]["logprobs"] == told
+
+
+async def test_logprobs_are_told_where_they_are_asked_for(
+    client: httpx.AsyncClient, service: FakeService
+) -> None:
+    for asked, wanted in (({}, None), ({"include": ["reasoning.encrypted_content"]}, None),
+                          ({"include": LOGPROBS["include"]}, 0)):  # fmt: skip
+        assert (await respond(client, **asked)).status_code == 200
+        assert service.submissions[-1].params[0].logprobs == wanted
+    refused = (await respond(client, top_logprobs=1)).json()["error"]
+    assert (refused["param"], refused["code"]) == ("top_logprobs", "invalid_value")
+    refused = (await respond(client, include=[1])).json()["error"]
+    assert refused["param"] == "include[0]"

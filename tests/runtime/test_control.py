@@ -8,7 +8,7 @@ import pytest
 
 from engine.request import Finish, SamplingParams, TextPrompt
 from engine.step_trace import StepRecord
-from httpd.service import Rejected
+from httpd.service import Job, Rejected
 from runtime.control import COMMANDS, ServerControl
 from runtime.inbox import LoopInbox
 from runtime.lifecycle import Failure
@@ -118,8 +118,7 @@ def test_abort_all_ends_every_request_and_tells_its_client(threads: Threads) -> 
         inbox.attach(asyncio.get_running_loop())
         params = (SamplingParams(max_new_tokens=9),)
         routes = [
-            (await service.submit(TextPrompt("endless"), params, max_tokens_given=True))[0]
-            for _ in range(3)
+            (await service.submit(Job(TextPrompt("endless"), params, True)))[0] for _ in range(3)
         ]
         assert control.abort_all() == 3
         ends = []

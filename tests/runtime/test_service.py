@@ -10,7 +10,7 @@ import pytest
 from engine.core import EngineStats
 from engine.grammar.spec import Regex
 from engine.request import Delta, Finish, SamplingParams, TextPrompt
-from httpd.service import Constraint, Occupancy, Rejected, State
+from httpd.service import Constraint, Job, Occupancy, Rejected, State
 from runtime.channel import Channel
 from runtime.inbox import Wakeup
 from runtime.latest import Latest
@@ -54,7 +54,7 @@ class Bench:
         """A submission under way."""
 
         async def one() -> Route:
-            (route,) = await self.service.submit(TextPrompt(text), (PARAMS,), max_tokens_given=True)
+            (route,) = await self.service.submit(Job(TextPrompt(text), (PARAMS,), True))
             return route
 
         task = asyncio.create_task(one())
@@ -110,7 +110,7 @@ async def collect(route: Route) -> list[Delta]:
 async def test_a_request_from_submission_to_finish(bench: Bench) -> None:
     task = await bench.submit("hello")
     (submission,) = bench.submitted()
-    assert submission.prompt == TextPrompt("hello") and submission.params == (PARAMS,)
+    assert submission.job == Job(TextPrompt("hello"), (PARAMS,), True)
     assert not task.done()
     bench.accept(submission.ids[0])
     route = await task
@@ -369,11 +369,11 @@ def test_a_delta_for_nobody_is_dropped() -> None:
 async def test_several_generations_of_one_prompt(bench: Bench) -> None:
     """One submission, one verdict, and each route for itself from there on."""
     task = asyncio.ensure_future(
-        bench.service.submit(TextPrompt("hi"), (PARAMS, PARAMS, PARAMS), max_tokens_given=True)
+        bench.service.submit(Job(TextPrompt("hi"), (PARAMS, PARAMS, PARAMS), True))
     )
     await asyncio.sleep(0)
     (submission,) = bench.submitted()
-    assert len(set(submission.ids)) == len(submission.params) == 3
+    assert len(set(submission.ids)) == len(submission.job.params) == 3
     bench.verdicts[0].sender.try_push(Accepted(submission.ids, 5))
     bench.service.take_all()
     first, second, third = await task
@@ -391,7 +391,7 @@ async def test_several_generations_of_one_prompt(bench: Bench) -> None:
 @scenario
 async def test_several_generations_are_refused_or_left_together(bench: Bench) -> None:
     def ask() -> "asyncio.Future[Sequence[Route]]":
-        asked = bench.service.submit(TextPrompt("hi"), (PARAMS, PARAMS), max_tokens_given=True)
+        asked = bench.service.submit(Job(TextPrompt("hi"), (PARAMS, PARAMS), True))
         return asyncio.ensure_future(asked)
 
     refused, left = ask(), ask()
@@ -413,7 +413,7 @@ async def test_several_generations_are_refused_or_left_together(bench: Bench) ->
 @scenario
 async def test_more_generations_than_there_is_room_for_are_refused_whole(bench: Bench) -> None:
     with pytest.raises(Rejected, match="limit"):
-        await bench.service.submit(TextPrompt("x"), (PARAMS,) * 1000, max_tokens_given=True)
+        await bench.service.submit(Job(TextPrompt("x"), (PARAMS,) * 1000, True))
     assert bench.submitted() == []
 
 
@@ -427,9 +427,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(
     async def body(bench: Bench) -> None:
         constraint = Constraint(Regex(pattern), "response_format")
         with pytest.raises(Rejected) as refusal:
-            await bench.service.submit(
-                TextPrompt("hi"), (PARAMS,), max_tokens_given=True, constraint=constraint
-            )
+            await bench.service.submit(Job(TextPrompt("hi"), (PARAMS,), True, constraint))
         assert (refusal.value.status, refusal.value.param) == (status, param)
         assert bench.submitted() == []
 
@@ -439,9 +437,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(
 @scenario
 async def test_a_compiled_grammar_goes_along(bench: Bench) -> None:
     constraint = Constraint(Regex("known"), "response_format")
-    asked = bench.service.submit(
-        TextPrompt("hi"), (PARAMS,), max_tokens_given=True, constraint=constraint
-    )
+    asked = bench.service.submit(Job(TextPrompt("hi"), (PARAMS,), True, constraint))
     task = asyncio.ensure_future(asked)
     while not (submissions := bench.submitted()):
         await asyncio.sleep(0.001)

@@ -21,7 +21,7 @@ from engine.request import (
     TextPrompt,
     Thinking,
 )
-from httpd.service import Rejected, State
+from httpd.service import Job, Rejected, State
 from runtime.config import ServerConfig
 from runtime.detokenizer_thread import DetokenizerLoop
 from runtime.engine_thread import EngineLoop
@@ -74,7 +74,7 @@ class Threads:
         rings = self.rings
         tokenizers = {
             f"tokenizer-{index}": TokenizerLoop(
-                FakeEncoder(), CARD.max_model_len, rings.of_tokenizer(index)
+                FakeEncoder(), CARD.max_model_len, CARD.vocab_size, rings.of_tokenizer(index)
             ).run
             for index in range(len(rings.tokenizers))
         }
@@ -111,8 +111,11 @@ def tokenize(
     """What becomes of a prompt in a context of LIMIT tokens."""
     threads = Threads()
     params = SamplingParams(max_new_tokens=tokens, seed=seed)
-    threads.rings.submissions[0].sender.try_push(Submission((7,), prompt, (params,), given, 0.0))
-    threads.start(tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, threads.rings.of_tokenizer(0)).run)
+    submission = Submission((7,), Job(prompt, (params,), given), 0.0)
+    threads.rings.submissions[0].sender.try_push(submission)
+    threads.start(
+        tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, 256, threads.rings.of_tokenizer(0)).run
+    )
     verdicts = threads.rings.verdicts[0].receiver
     while (verdict := verdicts.try_pop()) is None:
         assert threads.lifecycle.failure is None
@@ -124,24 +127,27 @@ def tokenize(
     ("text", "opened"),
     [
         ("hi", False),
-        ("hi<", True),
-        ("hi<\n", True),
-        ("hi<>", False),
-        ("<\n>", False),
-        (">\n<", True),
+        ("hi<think>", True),
+        ("hi<think>\n", True),
+        ("hi<think></think>", False),
+        ("<think>\n</think>\n", False),
+        ("</think>\n<think>", True),
     ],
 )
 def test_a_budget_for_reasoning_comes_with_the_markers_ids(text: str, opened: bool) -> None:
     threads = Threads()
     markers = ReasoningMarkers("<think>", "</think>")
     params = SamplingParams(max_new_tokens=3, reasoning=markers, thinking_budget=5)
-    submission = Submission((7,), TextPrompt(text), (params,), True, 0.0)
+    submission = Submission((7,), Job(TextPrompt(text), (params,), True), 0.0)
     threads.rings.submissions[0].sender.try_push(submission)
-    threads.start(tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, threads.rings.of_tokenizer(0)).run)
+    threads.start(
+        tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, 256, threads.rings.of_tokenizer(0)).run
+    )
     while (made := threads.rings.requests[0].receiver.try_pop()) is None:
         assert threads.lifecycle.failure is None
     threads.close()
-    assert made.thinking == Thinking(ord("<"), ord(">"), opened, 5)
+    assert made.thinking == Thinking(ord("<"), ord(">"), 5)
+    assert made.begins_reasoning is opened
 
 
 @pytest.mark.parametrize("prompt_tokens", [1, LIMIT - 3])
@@ -374,7 +380,7 @@ async def client(service: ThreadedService, dice: random.Random, ends: list[str])
 
 async def ask(service: ThreadedService, text: str, tokens: int, patience: int) -> str:
     params = SamplingParams(max_new_tokens=tokens)
-    (route,) = await service.submit(TextPrompt(text), (params,), max_tokens_given=True)
+    (route,) = await service.submit(Job(TextPrompt(text), (params,), True))
     endless = text * 60
     expected = endless[:tokens].split("$")[0]
     got = ""

@@ -1,4 +1,9 @@
-"""Grammars made to hurt: each ends within its limits, with an answer, and the process lives on."""
+"""Grammars made to hurt: each ends within its limits, with an answer, and the process lives on.
+
+CVE-2025-29770, CVE-2025-32381 (caches without a bound: test_compiler.py), CVE-2025-57809
+(recursion), CVE-2025-58446 (enums), CVE-2026-25048 (depth), CVE-2026-55574 and PYSEC-2026-3933
+(regexes).
+"""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Time is linear in the text, and memory in what must be held."""
+"""Time is linear in the text, and memory in what must be held: CVE-2025-48887."""
 
 import time
 from collections.abc import Callable
