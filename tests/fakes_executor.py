@@ -2,6 +2,7 @@
 
 Its KV pages hold (token, position) per slot. Computing a row reads them all back through the page
 table, so that one page too early, too late or in the wrong place changes what comes out, or fails.
+What nobody has written fails, too: a row reads nothing of others (CVE-2026-7141).
 """
 
 from collections import deque

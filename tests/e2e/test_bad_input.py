@@ -152,7 +152,7 @@ def test_a_bad_body(undisturbed: ServerProcess, name: str, http2: bool) -> None:
 
 @pytest.mark.parametrize("header", [b"x: " + b"a" * (1 << 20), b"x: a\r\n" * (1 << 17)])
 def test_headers_of_a_megabyte(undisturbed: ServerProcess, header: bytes) -> None:
-    """They end their own connection."""
+    """They end their own connection: CVE-2025-48956."""
     with undisturbed.connect() as peer:
         peer.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n\r\n")
         come = b""
