@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.broadcast import BroadcastExecutor, Send
+from engine.broadcast import BroadcastExecutor, StepSink
 from engine.cache_factory import build_prefix_cache
 from engine.config import TARGET_ITL_MS, EngineConfig
 from engine.core import Engine, EngineFacts
@@ -39,17 +39,17 @@ def build_engine(
     progress: Progress = no_progress,
     *,
     group: RankGroup | None = None,
-    send: Send | None = None,
+    others: StepSink | None = None,
 ) -> Engine:
     """Loads the model and builds everything that runs it.
 
     progress  called with (bytes done, bytes in all) while weights are loaded
     group     of ranks that share the model, of which this is the first
-    send      gives a step descriptor to all others, which run `build_executor` meanwhile
+    others    where the step descriptors of all others go; they run `build_executor` meanwhile
 
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
-    return assemble_engine(config, _load(config, progress, group), send)
+    return assemble_engine(config, _load(config, progress, group), others)
 
 
 def build_executor(
@@ -79,11 +79,13 @@ def _load(config: EngineConfig, progress: Progress, group: RankGroup | None) -> 
     return model
 
 
-def assemble_engine(config: EngineConfig, model: Decoder, send: Send | None = None) -> Engine:
+def assemble_engine(config: EngineConfig, model: Decoder, others: StepSink | None = None) -> Engine:
     """An engine around a model that is loaded already. Raises ModelError as `build_engine` does."""
     on_cuda = model.device.type == "cuda"
     built = _built(config, model)
-    executor = built.executor if send is None else BroadcastExecutor(built.executor, send)
+    executor = built.executor
+    if others is not None:
+        executor = BroadcastExecutor(executor, others)
     pages = executor.pages
     scheduler = Scheduler(
         pool=PagePool(pages),

@@ -1,8 +1,7 @@
 """Everything an operator can set, checked once and frozen."""
 
 import ipaddress
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -106,25 +105,3 @@ class ServerConfig:
     def _within(name: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
             raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """This process's place in a torchrun group. Raises ValueError for one that cannot be served."""
-
-    rank: int = 0
-    world_size: int = 1
-
-    @classmethod
-    def of_environment(cls, environ: Mapping[str, str] = os.environ) -> "Rank":
-        """What torchrun says; one process on its own where it says nothing."""
-        try:
-            rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
-        except ValueError as error:
-            raise ValueError(f"RANK and WORLD_SIZE must be whole numbers: {error}") from error
-        if world_size != 1 or rank != 0:
-            raise ValueError(
-                f"WORLD_SIZE is {world_size}; it must be 1: one process serves one model for now "
-                "(torchrun --nproc-per-node 1)"
-            )
-        return cls(rank, world_size)

@@ -7,28 +7,37 @@ import logging
 import time
 from functools import partial
 
-from engine.build import build_engine
+from engine.build import build_engine, build_executor
+from engine.config import EngineConfig
 from engine.core import Engine
 from engine.detokenizer import Detokenizer
 from engine.errors import ModelError
+from engine.executor import Executor
 from engine.generation_config import eos_ids
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.on_demand import GrammarsOnDemand
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Finish, Request, SamplingParams, TextPrompt
 from engine.tokenizer import Tokenizer
+from engine.weights import Progress as Weights
 from httpd.parsing.formats import choose_formats
 from httpd.service import ModelCard
 from runtime.config import ServerConfig
 from runtime.engine_thread import Loaded, Progress
 from runtime.gil import check_gil
 from runtime.messages import ModelFacts
+from runtime.ranks.leader import RankZero
+from runtime.ranks.rank import Rank
 
 log = logging.getLogger(__name__)
 
 
-def load_engine(config: ServerConfig, progress: Progress) -> tuple[Engine, Loaded]:
+def load_engine(
+    config: ServerConfig, progress: Progress, ranks: RankZero | None = None
+) -> tuple[Engine, Loaded]:
     """The engine, warmed up, and what the other threads need of the model.
+
+    ranks  the others that serve the model, of which this is the first; None: there are none
 
     Raises ModelError for a checkpoint or a setting that cannot be served.
     """
@@ -41,7 +50,7 @@ def load_engine(config: ServerConfig, progress: Progress) -> tuple[Engine, Loade
     def on_bytes(done: int, total: int) -> None:
         progress(f"loading weights ({total / 1e6:.0f} MB)", done / max(total, 1))
 
-    engine = build_engine(config.engine, on_bytes)
+    engine = _build(config.engine, on_bytes, progress, ranks)
     progress("warming up", None)
     _warm_up(engine, tokenizer)
     warning = check_gil()
@@ -61,6 +70,40 @@ def load_engine(config: ServerConfig, progress: Progress) -> tuple[Engine, Loade
     told = ModelFacts(card, kv_tokens=facts.kv_tokens, device=facts.device, dtype=facts.dtype)
     grammars = GrammarsOnDemand(partial(_grammar_compiler, config, tokenizer, facts.vocab_size))
     return engine, Loaded(told, tokenizer, Detokenizer(tokenizer), grammars)
+
+
+def _build(
+    config: EngineConfig, on_bytes: Weights, progress: Progress, ranks: RankZero | None
+) -> Engine:
+    if ranks is None:
+        return build_engine(config, on_bytes)
+    from runtime.ranks.group import device_of_rank, join_group  # torch.distributed: not for one
+
+    progress(f"joining {ranks.size} ranks", None)
+    own = device_of_rank(config, 0, ranks.size)
+    port = ranks.listening.getsockname()[1]
+    group = join_group(own.device, 0, ranks.size, port, ranks.listening)
+    return build_engine(own, on_bytes, group=group, others=ranks.steps)
+
+
+def load_rank(config: EngineConfig, progress: Progress, place: Rank, port: int) -> Executor:
+    """What a rank above 0 runs; `load_engine` is called on rank 0 meanwhile.
+
+    port  where rank 0's `RankZero.listening` is
+
+    Raises ModelError as `load_engine` does.
+    """
+    from runtime.ranks.group import device_of_rank, join_group  # as above
+
+    own = device_of_rank(config, place.rank, place.size)
+    group = join_group(own.device, place.rank, place.size, port, None)
+    executor = build_executor(
+        own, group, lambda done, total: progress("loading weights", done / max(total, 1))
+    )
+    warning = check_gil()
+    if warning is not None:
+        log.debug("%s", warning)  # rank 0 says it
+    return executor
 
 
 def _grammar_compiler(config: ServerConfig, tokenizer: Tokenizer, width: int) -> GrammarCompiler:

@@ -21,11 +21,14 @@ from runtime.messages import ModelFacts
 _EVERY_S: Final = 5.0  # between two lines about the same, where nobody watches a bar
 
 
-def set_up_logging() -> None:
-    """One form for every line, with the thread that wrote it; to standard error."""
+def set_up_logging(process: str = "") -> None:
+    """One form for every line, with the thread that wrote it; to standard error.
+
+    process  what each line says of who wrote it, where several processes write to one place
+    """
     logging.basicConfig(
         level=logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname)-7s {process}%(threadName)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
     logging.getLogger("hypercorn.error").setLevel(logging.WARNING)  # it greets, and so do we

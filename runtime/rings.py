@@ -43,7 +43,7 @@ class Rings:
         pool = range(config.tokenizer_threads)
         self.main, self.http = Wakeup(), Wakeup()
         self.engine, self.detokenizer, self.control = Wakeup(), Wakeup(), Wakeup()
-        self.monitor = Wakeup()
+        self.monitor, self.ranks = Wakeup(), Wakeup()
         self.tokenizers = [Wakeup() for _ in pool]
         self.loaded = Channel[Loaded](1, self.main)
         self.submissions = [Channel[Submission](every_request, self.tokenizers[k]) for k in pool]
@@ -64,7 +64,7 @@ class Rings:
     def wakeups(self) -> list[Wakeup]:
         return [
             self.main, self.http, self.control, self.engine, self.detokenizer, self.monitor,
-            *self.tokenizers,
+            self.ranks, *self.tokenizers,
         ]  # fmt: skip
 
     def of_service(self) -> ServiceRings:

@@ -22,16 +22,23 @@ from engine.config import SCHEDULE_POLICIES, EngineConfig
 from engine.errors import ModelError
 from engine.limits import check_settings
 from engine.model_config import ModelConfig, read_model_config
+from engine.sharding import share_of
 from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
 from runtime.capacity.estimate import Asked
 from runtime.capacity.host import multiplies_bfloat16
 from runtime.checkpoint import find_checkpoint
-from runtime.config import CACHE_ISOLATIONS, Rank, ServerConfig
+from runtime.config import CACHE_ISOLATIONS, ServerConfig
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.flags import option
 from runtime.gil import restart_without_gil
 from runtime.keys import ADMIN_KEYS, API_KEYS, take_keys
 from runtime.messages import ModelFacts
+from runtime.ranks.facts import Facts, facts_of
+from runtime.ranks.follower import Follower, RankExecutor, meet_leader
+from runtime.ranks.launch import run_ranks
+from runtime.ranks.leader import RankZero, gather_ranks
+from runtime.ranks.links import RanksError
+from runtime.ranks.rank import MOST_RANKS, Rank
 from runtime.report import LoadingReport, set_up_logging, show_capacity, show_ready
 from runtime.server import Server
 from runtime.setup.console import SetupError
@@ -128,24 +135,65 @@ _PATH: Final = click.Path(path_type=Path)
          type=float)  # fmt: skip
 @option("--drain-timeout-s", "Time for running requests to end after SIGTERM.", type=float)
 @option("--watchdog-s", "Silence of a thread after which the server ends itself.", type=float)
-def serve(model: str | None, **flags: Any) -> None:
+@click.option("--tp", type=click.IntRange(1, MOST_RANKS), default=None,
+              help="Tensor parallelism: so many processes, on as many GPUs, share the model.  "
+              "[default: as many as torchrun started, or one]")  # fmt: skip
+def serve(model: str | None, tp: int | None, **flags: Any) -> None:
     """Serves a model over an OpenAI-compatible API, HTTP/1.1 and HTTP/2."""
     restart_without_gil()
+    environ = dict(os.environ)  # keys are taken out of it
     try:
-        Rank.of_environment()
+        rank = Rank.of_environment()
         config = build_config(find_checkpoint(model), flags)
         shape = _read_shape(config.engine.model)
         check_settings(config.engine, shape)
+        share_of(shape, rank.rank, max(tp or 1, rank.size))
+        _check_tp(tp, rank)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
         raise click.ClickException(str(error)) from error
-    asked = Asked(config.engine, shape, config.model_name, 1, multiplies_bfloat16())
-    code, all_ended = run(config, load_real(config), asked)
+    if tp is not None and tp > 1 and rank.is_alone:
+        sys.exit(run_ranks(tp, environ))
+    asked = Asked(config.engine, shape, config.model_name, rank.size, multiplies_bfloat16())
+    try:
+        code, all_ended = _run_rank(config, rank, asked)
+    except RanksError as error:
+        raise click.ClickException(str(error)) from error
     logging.shutdown()
     if not all_ended:
         os._exit(code)  # a thread that hangs would hang the interpreter's own end too
     sys.exit(code)
+
+
+def _check_tp(tp: int | None, rank: Rank) -> None:
+    if tp is not None and not rank.is_alone and tp != rank.size:
+        raise ValueError(f"tp is {tp}, but torchrun started {rank.size} processes")
+
+
+def _run_rank(config: ServerConfig, rank: Rank, asked: Asked) -> tuple[int, bool]:
+    """Serves, or does its part for rank 0, which does. Raises RanksError."""
+    if rank.is_alone:
+        return run(config, load_real(config), asked)
+    facts = facts_of(config.engine)
+    if rank.rank > 0:
+        return _follow(config, rank, facts)
+    ranks = gather_ranks(rank, facts)
+    return run(config, load_real(config, ranks), asked, ranks)
+
+
+def _follow(config: ServerConfig, rank: Rank, facts: Facts) -> tuple[int, bool]:
+    set_up_logging(f"rank {rank.rank} ")
+    faulthandler.enable()
+    link, steps, port = meet_leader(rank, facts)
+
+    def load(progress: Progress) -> RankExecutor:
+        from runtime.loading import load_rank  # as in `load_real`
+
+        return load_rank(config.engine, progress, rank, port)
+
+    outcome = Follower(link, steps, load, config.watchdog_s).run()
+    return outcome.exit_code, outcome.all_ended
 
 
 def _read_shape(folder: Path) -> ModelConfig:
@@ -182,10 +230,13 @@ def _graph_rows(most: int | None, none: bool, flags: dict[str, Any]) -> dict[str
     return {"cuda_graph_max_rows": most}
 
 
-def run(config: ServerConfig, load: Load, asked: Asked | None = None) -> tuple[int, bool]:
+def run(
+    config: ServerConfig, load: Load, asked: Asked | None = None, ranks: RankZero | None = None
+) -> tuple[int, bool]:
     """Serves until the end; the exit code, and whether every thread has ended.
 
     asked  what the capacity report is about; None: the machine alone
+    ranks  the others that serve the model; None: there are none
     """
     set_up_logging()
     faulthandler.enable()
@@ -200,7 +251,7 @@ def run(config: ServerConfig, load: Load, asked: Asked | None = None) -> tuple[i
 
     server = Server(
         config, listening, load, version=plait_version(), progress=report, on_ready=on_ready,
-        capacity=asked, on_capacity=show_capacity,
+        capacity=asked, on_capacity=show_capacity, followers=() if ranks is None else ranks.links,
     )  # fmt: skip
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -217,12 +268,12 @@ def run(config: ServerConfig, load: Load, asked: Asked | None = None) -> tuple[i
     return outcome.exit_code, outcome.all_ended
 
 
-def load_real(config: ServerConfig) -> Load:
+def load_real(config: ServerConfig, ranks: RankZero | None = None) -> Load:
     def load(progress: Progress) -> tuple[ServedEngine, Loaded]:
         progress("importing torch", None)
         from runtime.loading import load_engine  # takes seconds: see the module's docstring
 
-        return load_engine(config, progress)
+        return load_engine(config, progress, ranks)
 
     return load
 

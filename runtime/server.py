@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,8 @@ from runtime.messages import ModelFacts
 from runtime.monitor import Watchdog, all_stacks
 from runtime.monitor_thread import MonitorLoop
 from runtime.queue_limit import QueueLimit
+from runtime.ranks.leader import LeaderLoop
+from runtime.ranks.links import Link
 from runtime.request_log import RequestLog
 from runtime.rings import Rings
 from runtime.service import ThreadedService
@@ -46,7 +48,8 @@ log = logging.getLogger(__name__)
 _JOIN_S: Final = 10.0
 _FAILED_HTTP_S: Final = 4.0  # for open streams to get their error event
 _FAILED_JOIN_S: Final = 1.0
-_LAST_RESORT_S: Final = 8.0  # more than both
+_FAILED_RANKS_S: Final = 3.5  # for the other ranks to end, or to be killed
+_LAST_RESORT_S: Final = 9.0  # more than these three
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Server:
         on_ready: Callable[[ModelFacts], None],
         capacity: Asked | None = None,
         on_capacity: Callable[[Capacity], None] = lambda _report: None,
+        followers: Sequence[Link] = (),
     ) -> None:
         """
         listening    taken over
@@ -78,6 +82,7 @@ class Server:
         on_ready     called on the main thread once the API answers
         capacity     what the report is about; None: the machine alone
         on_capacity  called with the report on the monitor thread, while the model is loaded
+        followers    links to the other ranks that serve the model, taken over
         """
         self._config = config
         self._on_ready = on_ready
@@ -93,6 +98,7 @@ class Server:
         )
         monitor = MonitorLoop(self._rings.of_monitor(), capacity, on_capacity)
         self._monitor = self._worker("monitor", monitor.run)
+        self._ranks = [self._ranks_worker(followers)] if followers else []
         self._tokenizers: list[Worker] = []  # and the detokenizer: started once the model is there
         self._detokenizers: list[Worker] = []
         self._loaded: Loaded | None = None
@@ -128,6 +134,10 @@ class Server:
             drain_timeout_s=config.drain_timeout_s,
         )
 
+    def _ranks_worker(self, followers: Sequence[Link]) -> Worker:
+        loop = LeaderLoop(followers, self._lifecycle, self._rings.ranks)
+        return self._worker("ranks", loop.run, ends_first=True)
+
     def _worker(self, name: str, body: Callable[..., None], *, ends_first: bool = False) -> Worker:
         return Worker(name, body, self._lifecycle, ends_first=ends_first)
 
@@ -135,9 +145,8 @@ class Server:
 
     def run(self) -> Outcome:
         """Serves until a signal or a failure ends it."""
-        self._http.start()
-        self._monitor.start()
-        self._engine.start()
+        for worker in (self._http, self._monitor, self._engine, *self._ranks):
+            worker.start()
         while True:
             self._inbox.wait(TICK_S)
             self._watchdog.check(self._workers)
@@ -186,8 +195,8 @@ class Server:
     @property
     def _workers(self) -> list[Worker]:
         """Those started so far, in the order in which they end."""
-        text = self._tokenizers
-        return [self._http, self._monitor, *text, self._engine, *self._detokenizers]
+        text, ranks = self._tokenizers, self._ranks
+        return [self._http, self._monitor, *text, self._engine, *self._detokenizers, *ranks]
 
     # The end
 
@@ -213,6 +222,8 @@ class Server:
         if failure.is_hang:  # last, once clients were told: it may itself hang
             log.critical("all threads:\n%s", all_stacks())
         self._lifecycle.stop()
+        for worker in self._ranks:
+            worker.join(_FAILED_RANKS_S)
         left = self._join(_FAILED_JOIN_S)
         log.critical("the server ends; %s thread: %s", failure.thread, failure.cause)
         return Outcome(1, all_ended=self._close(left))

@@ -71,36 +71,49 @@ class ThreadGroup:
         return torch.stack(parts)
 
 
+class Queues:
+    """A `StepSink` of queues. Owned by the engine's thread."""
+
+    def __init__(self, followers: int) -> None:
+        self.queues: list[SimpleQueue[Int32Array | None]] = [
+            SimpleQueue() for _ in range(followers)
+        ]
+
+    def send(self, block: Int32Array) -> None:
+        for queue in self.queues:
+            queue.put(block.copy())
+
+    def close(self) -> None:
+        for queue in self.queues:
+            queue.put(None)
+
+
 @contextmanager
 def engine_of_ranks(config: EngineConfig, size: int) -> Iterator[tuple[Engine, ThreadGroup]]:
     """An engine whose model `size` threads share, and rank 0's group, which is the caller's."""
-    ranks = ThreadRanks(size)
-    blocks: list[SimpleQueue[Int32Array | None]] = [SimpleQueue() for _ in range(1, size)]
+    ranks, others = ThreadRanks(size), Queues(size - 1)
     failures: list[BaseException] = []
 
     def follow(rank: int) -> None:
         try:
             executor = build_executor(config, ThreadGroup(ranks, rank))
-            while (block := blocks[rank - 1].get()) is not None:
+            while (block := others.queues[rank - 1].get()) is not None:
                 executor.launch_no_sync(block)
                 block[:] = -1  # the executor must have copied what it keeps
         except BaseException as error:
             failures.append(error)
             ranks.is_broken = True
 
-    def send(block: Int32Array) -> None:
-        for queue in blocks:
-            queue.put(block.copy())
-
     threads = [threading.Thread(target=follow, args=(rank,)) for rank in range(1, size)]
     for thread in threads:
         thread.start()
     try:
         group = ThreadGroup(ranks, 0)
-        yield build_engine(config, group=group, send=send), group
+        engine = build_engine(config, group=group, others=others)
+        yield engine, group
+        engine.close()
     finally:
-        for queue in blocks:
-            queue.put(None)
+        others.close()
         for thread in threads:
             thread.join(LIMIT_S)
             assert not thread.is_alive()

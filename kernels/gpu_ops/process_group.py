@@ -23,6 +23,6 @@ class ProcessGroup:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        gathered = x.new_empty((self.size, *x.shape))
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         dist.all_gather_into_tensor(gathered, x)
-        return gathered
+        return gathered.view(self.size, *x.shape)

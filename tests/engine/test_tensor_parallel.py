@@ -3,7 +3,8 @@
 Ranks are threads here, and their sums are in float32 as one rank's are, but in another order: so
 logits differ in their last bits, and a token would differ where two ids are that near. Twelve
 products of at most 80 terms, each off by at most 80 * 2**-24 of its terms, are 6e-5 of logits of
-about 15: that is the tolerance of log-probabilities, 1e-3. The models are random, their margins wide.
+about 15: that is the tolerance of log-probabilities, 1e-3. The models are random, and their margins
+wide.
 """
 
 from collections.abc import Callable

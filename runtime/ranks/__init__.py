@@ -1,0 +1,1 @@
+"""Several processes that serve one model: rank 0 decides, the others execute."""

@@ -1,0 +1,146 @@
+"""Rank 0's watch over the other ranks, on a thread of its own.
+
+Rules
+- What ends one rank ends all: the server fails with the cause that the rank itself gives.
+- The others are told of an end, and what does not obey is killed: nobody is left behind.
+- When torchrun is gone, which would have ended the ranks together, the server drains.
+"""
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from httpd.service import State
+from runtime.inbox import Wakeup
+from runtime.lifecycle import Failure, Lifecycle
+from runtime.ranks.facts import Facts, difference
+from runtime.ranks.links import Link, LinkClosed, RanksError, StepSender, await_ranks
+from runtime.ranks.rank import Rank
+from runtime.ranks.watch import Watched
+from runtime.worker import TICK_S, Pulse
+
+log = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+MEET_S: Final = 60.0  # for all processes to start, on a busy machine
+_FACTS_S: Final = 30.0
+_CLEAN_END_S: Final = 9.0  # for the others to end once they were told
+_FAILED_END_S: Final = 2.0
+_LAST_WORDS_S: Final = 1.0  # for a rank to say why the engine thread lost it
+
+
+@dataclass(frozen=True, slots=True)
+class RankZero:
+    """What rank 0 has of the other ranks, each part to be given to the thread that owns it."""
+
+    links: Sequence[Link]  # the ranks thread's
+    steps: StepSender  # the engine thread's
+    listening: socket.socket  # the engine thread's: where the ranks' tensors find each other
+
+    @property
+    def size(self) -> int:
+        """Of the whole group, this rank included."""
+        return len(self.links) + 1
+
+
+def gather_ranks(rank: Rank, facts: Facts) -> RankZero:
+    """Meets all other ranks and compares what they would serve.
+
+    Raises RanksError where one does not come, or differs; then all others end, too.
+    """
+    links, steps = await_ranks(rank.job, rank.size, MEET_S)
+    for link in links:
+        try:
+            different = difference(link.peer.rank, link.wait(_FACTS_S), facts)
+        except LinkClosed as error:
+            raise RanksError(f"{link.peer} ended before it said what it serves") from error
+        if different is not None:
+            _tell_all(links, {"end": 1})
+            raise RanksError(different)
+    listening = socket.create_server((LOOPBACK, 0), backlog=2 * rank.size)
+    _tell_all(links, {"store_port": listening.getsockname()[1]})
+    return RankZero(links, steps, listening)
+
+
+class LeaderLoop:
+    """Watches the other ranks until the server ends, then ends them. Owned by the ranks thread."""
+
+    def __init__(self, links: Sequence[Link], lifecycle: Lifecycle, wakeup: Wakeup) -> None:
+        """wakeup  signalled when the server's phase changes"""
+        self._watched = [Watched(link) for link in links]
+        self._lifecycle = lifecycle
+        self._wakeup = wakeup
+        self._parent = os.getppid()
+
+    def run(self, pulse: Pulse) -> None:
+        """The thread's body; ends the others in every case."""
+        code = 1
+        try:
+            while not self._is_ending(pulse):
+                self._turn(pulse)
+            if self._lifecycle.state is State.FAILED:
+                self._hear_last_words()
+            else:
+                code = 0
+        except RanksError as error:
+            self._lifecycle.fail(Failure("ranks", str(error)))
+        finally:
+            self._end_all(code)
+
+    def _is_ending(self, pulse: Pulse) -> bool:
+        return pulse.is_stopping or self._lifecycle.state is State.FAILED
+
+    def _turn(self, pulse: Pulse) -> None:
+        pulse.beat()
+        links = [watched.link for watched in self._watched]
+        readable, _, _ = select.select([self._wakeup, *links], [], [], TICK_S)
+        if self._wakeup in readable:
+            self._wakeup.clear()
+        for watched in self._watched:
+            if watched.link in readable:
+                self._take(watched)
+            watched.beat()
+            watched.check()
+        if os.getppid() != self._parent:
+            self._parent = os.getppid()
+            log.warning("torchrun has ended: the server drains")
+            self._lifecycle.drain()
+
+    def _take(self, watched: Watched) -> None:
+        for message in watched.receive():
+            raise RanksError(f"{watched.link.peer} failed: {message.get('failed', message)}")
+
+    def _hear_last_words(self) -> None:
+        """The engine thread may notice before this one that a rank is gone, and not know why."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        links = [watched.link for watched in self._watched]
+        while (left_s := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select(links, [], [], left_s)
+            for watched in self._watched:
+                if watched.link in readable:
+                    try:
+                        self._take(watched)
+                    except RanksError as error:
+                        log.critical("%s", error)
+                        return
+
+    def _end_all(self, code: int) -> None:
+        _tell_all([watched.link for watched in self._watched], {"end": code})
+        deadline = time.monotonic() + (_FAILED_END_S if code else _CLEAN_END_S)
+        for watched in self._watched:
+            if not watched.link.peer.wait_end(deadline - time.monotonic()):
+                log.warning("%s did not end and is killed", watched.link.peer)
+                watched.link.peer.kill()
+
+
+def _tell_all(links: Sequence[Link], message: dict[str, int]) -> None:
+    for link in links:
+        try:
+            link.send(message)
+        except LinkClosed:
+            pass  # it has ended already
