@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -25,20 +26,22 @@ REST_S = 1.0  # the promise: what a client held is back so soon after it has gon
 class ServerProcess:
     """A server and what it has said so far."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(
+        self, module: str, *arguments: str, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHON_GIL": "0", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHON_GIL": "0", "OMP_NUM_THREADS": "1", **environ},
         )
         self.said: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.url = self.wait_for(r"loading .*; (http\S+)/health")
+        self.url = self.wait_for(r"loading .*; (http\S+)/health", START_S)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -64,7 +64,7 @@ def meet_leader(rank: Rank, facts: Facts) -> tuple[Link, StepReceiver, int]:
     except LinkClosed as error:
         raise RanksError(f"rank 0 ended ({error})") from error
     if "store_port" not in answer:
-        raise RanksError("rank 0 ends")
+        raise RanksError("rank 0 ends: its log says why")
     return link, steps, int(answer["store_port"])
 
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from httpd.auth import Keyring
 from runtime import serve
 from runtime.checkpoint import find_checkpoint
-from runtime.config import Rank, ServerConfig
+from runtime.config import ServerConfig
 from runtime.gil import is_free_threaded_build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,23 +209,21 @@ def test_help_names_each_flag_with_a_text() -> None:
     assert all(option.help for option in serve.serve.params if isinstance(option, click.Option))
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}], ids=["alone", "torchrun"]
-)
-def test_one_process_is_accepted(environ: dict[str, str]) -> None:
-    assert Rank.of_environment(environ) == Rank(0, 1)
+def test_ranks_that_torchrun_did_not_start_so_are_refused(
+    seen: list[ServerConfig], model: Path
+) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}
+    result = CliRunner().invoke(serve.serve, ["--model", str(model), "--tp", "2"], env=environ)
+    assert result.exit_code == 2 and not seen
+    assert "tp is 2, but torchrun started 4 processes" in result.output
 
 
-@pytest.mark.parametrize(
-    ("environ", "told"),
-    [
-        ({"RANK": "1", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4; it must be 1"),
-        ({"RANK": "0", "WORLD_SIZE": "two"}, "must be whole numbers"),
-    ],
-)
-def test_more_processes_are_refused(environ: dict[str, str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        Rank.of_environment(environ)
+def test_more_ranks_than_heads_are_refused_before_any_starts(
+    seen: list[ServerConfig], model: Path
+) -> None:
+    result = CliRunner().invoke(serve.serve, ["--model", str(model), "--tp", "8"])
+    assert result.exit_code == 2 and not seen
+    assert "8 ranks are too many: the model has 4 attention heads" in result.output
 
 
 def test_a_port_in_use_is_told_without_a_stack(tmp_path: Path) -> None:

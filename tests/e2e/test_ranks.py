@@ -1,0 +1,248 @@
+"""Two processes that serve one model: the same answers as one, and one end for both.
+
+The ranks are started as torchrun starts them, but without torchrun: it would hide what each does
+by itself, and takes seconds to import.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server_process import ROOT, SOON_S, START_S, ServerProcess, serving_model
+
+GONE_S = 10.0  # the promise: no process of the job is left so long after one failed
+TEXT = "/v1/completions"
+FLAGS = ("--device", "cpu", "--max-kv-tokens", "8192", "--cpu-threads", "1", "--page-size", "16",
+         "--prefill-budget", "1", "--drain-timeout-s", "60")  # fmt: skip
+PHASES = ("start", "idle", "prefill", "decode", "drain")
+FAULTS = ("kill", "stop", "raise")
+
+
+@dataclass
+class Job:
+    """Rank 0, which serves, and rank 1."""
+
+    folder: Path
+    first: ServerProcess
+    second: subprocess.Popen[str]
+    log: Path  # of rank 1
+
+    def process(self, rank: int) -> subprocess.Popen[str]:
+        return self.second if rank else self.first.process
+
+    def said(self) -> str:
+        """By both, once both have ended."""
+        return self.first.all_said() + self.log.read_text()
+
+
+@contextmanager
+def job(checkpoint: Path, folder: Path, *flags: str) -> Iterator[Job]:
+    """Both ranks, of which rank 0 has begun to load; they are killed where they still run."""
+    environ = {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": secrets.token_hex(8),
+    }  # fmt: skip
+    arguments = [str(folder), "--model", str(checkpoint), "--port", "0", *FLAGS, *flags]
+    log = folder / "rank-1.log"
+    with log.open("w") as opened:
+        second = subprocess.Popen(
+            [sys.executable, "-m", "tests.faulty_rank", *arguments],
+            cwd=ROOT, stdout=opened, stderr=opened, text=True,
+            env={**os.environ, "PYTHON_GIL": "0", "OMP_NUM_THREADS": "1", **environ, "RANK": "1"},
+        )  # fmt: skip
+    first = None
+    try:
+        first = ServerProcess("tests.faulty_rank", *arguments, environ={**environ, "RANK": "0"})
+        yield Job(folder, first, second, log)
+    finally:
+        second.kill()
+        second.wait(SOON_S)
+        if first is not None:
+            first.close()
+
+
+class Stream:
+    """A long answer, read on a thread of its own until it ends however it ends."""
+
+    def __init__(self, server: ServerProcess, prompt: str, tokens: int) -> None:
+        self._url = f"{server.url}{TEXT}"
+        self._body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
+                      "stream": True}  # fmt: skip
+        self.events: list[str] = []
+        self.is_broken = False
+        self.begun = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=SOON_S) as response:
+                for line in response.iter_lines():
+                    if line:
+                        self.events.append(line)
+                        self.begun.set()
+        except httpx.HTTPError:
+            self.is_broken = True
+        self.begun.set()
+
+    def has_failed(self) -> bool:
+        """Whether its end, which is awaited, told of an error."""
+        self._thread.join(SOON_S)
+        assert not self._thread.is_alive()
+        return self.is_broken or '"error"' in self.events[-1] or '"error"' in self.events[-2]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def enter(phase: str, running: Job) -> Stream | None:
+    """Brings both ranks into `phase`; the stream that is open then."""
+    if phase == "start":
+        return None
+    running.first.ready()
+    if phase == "idle":
+        return None
+    # A prompt of 4,000 tokens, one a step, or as many tokens of output, both take seconds.
+    stream = Stream(running.first, "x" * (4000 if phase == "prefill" else 3), 3000)
+    if phase == "prefill":
+        assert wait_until(lambda: running.first.occupancy()["running"] == 1, SOON_S)
+        assert not stream.begun.is_set()
+        return stream
+    assert stream.begun.wait(SOON_S)
+    if phase == "drain":
+        for rank in (0, 1):  # as torchrun does
+            running.process(rank).send_signal(signal.SIGTERM)
+        assert wait_until(lambda: running.first.get("/ready").status_code == 503, SOON_S)
+    return stream
+
+
+def strike(fault: str, rank: int, running: Job) -> None:
+    if fault == "raise":
+        (running.folder / f"raise-{rank}").touch()
+        return
+    sent = signal.SIGKILL if fault == "kill" else signal.SIGSTOP
+    running.process(rank).send_signal(sent)
+
+
+def cells() -> list[Any]:
+    """Every phase, fault and rank; those that differ in what they need always run."""
+    always = {("decode", "kill", 1), ("drain", "stop", 1), ("prefill", "raise", 1),
+              ("idle", "stop", 0), ("start", "kill", 0)}  # fmt: skip
+    return [
+        pytest.param(phase, fault, rank, id=f"{phase}-{fault}-rank{rank}",
+                     marks=() if (phase, fault, rank) in always else pytest.mark.slow)
+        for phase in PHASES for fault in FAULTS for rank in (0, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "fault", "rank"), cells())
+def test_what_ends_one_rank_ends_all(
+    phase: str, fault: str, rank: int, checkpoint: Path, tmp_path: Path
+) -> None:
+    if phase == "start":
+        (tmp_path / "hold").touch()
+    with job(checkpoint, tmp_path) as running:
+        stream = enter(phase, running)
+        port = int(running.first.url.rpartition(":")[2])
+        strike(fault, rank, running)
+        began_s = time.monotonic()
+        if fault == "raise" and phase == "idle":  # it takes a step to raise
+            stream = Stream(running.first, "abc", 100)
+        for each in (0, 1):
+            left_s = max(0.1, began_s + GONE_S - time.monotonic())
+            assert running.process(each).wait(left_s) != 0, f"rank {each}"
+        assert stream is None or stream.has_failed()
+        said = running.said()
+        if fault == "raise":
+            assert "RuntimeError: a fault on purpose" in said
+        else:
+            words = {"kill": "ended without a word", "stop": "is stopped by a signal"}
+            assert f"rank {rank} (process {running.process(rank).pid}) {words[fault]}" in said
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+
+
+def test_two_ranks_answer_as_one_and_end_together(checkpoint: Path, tmp_path: Path) -> None:
+    """Greedy, seeded, with penalties, under a grammar, with logprobs; then a drain."""
+    asked = [
+        {"prompt": "hello", "temperature": 0, "logprobs": 2},
+        {"prompt": "hello there", "temperature": 0.9, "seed": 5, "frequency_penalty": 1.0},
+        {"prompt": "x" * 60, "temperature": 1.0, "seed": 6, "top_p": 0.9, "n": 2},
+        {"prompt": "yes?", "temperature": 0, "structured_outputs": {"regex": "[ab]{8}"}},
+        {"prompt": "hello", "temperature": 0, "echo": True, "logprobs": 1},
+    ]
+
+    def answers(server: ServerProcess) -> list[list[str]]:
+        told = []
+        for more in asked:
+            body = {"model": "tiny", "max_tokens": 12, **more}
+            answer = server.post(TEXT, body).json()
+            told.append([choice["text"] for choice in answer["choices"]])
+        return told
+
+    with serving_model(checkpoint, *FLAGS) as alone:
+        expected = answers(alone.ready())
+    with job(checkpoint, tmp_path) as running:
+        assert answers(running.first.ready()) == expected
+        running.first.wait_at_rest()
+        stream = Stream(running.first, "abc", 60)
+        assert stream.begun.wait(SOON_S)
+        for rank in (1, 0):
+            running.process(rank).send_signal(signal.SIGTERM)
+        assert not stream.has_failed() and stream.events[-1] == "data: [DONE]"
+        assert [running.process(rank).wait(SOON_S) for rank in (0, 1)] == [0, 0]
+        said = running.said()
+        assert "Traceback" not in said and "ERROR" not in said and "CRITICAL" not in said, said
+
+
+def test_ranks_that_differ_end_with_one_clear_message(checkpoint: Path, tmp_path: Path) -> None:
+    """Started by hand, so that each has flags of its own."""
+    environ = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": secrets.token_hex(8)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "runtime.serve", "--model", str(checkpoint), "--port", "0",
+             "--page-size", size],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHON_GIL": "0", **environ, "RANK": str(rank)},
+        )
+        for rank, size in enumerate(("16", "32"))
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=START_S)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert said[0] == (
+        'Error: ranks differ: setting page_size is "16" on rank 0 and "32" on rank 1\n'
+    )
+    assert said[1] == "Error: rank 0 ends: its log says why\n"
+
+
+@pytest.mark.slow
+def test_tp_starts_ranks_and_passes_signals_and_exit_codes_on(checkpoint: Path) -> None:
+    with serving_model(checkpoint, *FLAGS, "--tp", "2") as server:
+        assert server.ready().ask("hello", model="tiny").status_code == 200
+        server.end_clean()
+    with serving_model(checkpoint, *FLAGS, "--tp", "2") as server:
+        server.ready()
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        last = int(children.read_text().split()[-1])
+        os.kill(last, signal.SIGKILL)
+        assert server.wait_exit() == 1
+        assert "ended without a word" in server.all_said()
