@@ -77,7 +77,7 @@ def _build(
 ) -> Engine:
     if ranks is None:
         return build_engine(config, on_bytes)
-    from runtime.ranks.group import device_of_rank, join_group  # torch.distributed: not for one
+    from engine.rank_group import device_of_rank, join_group  # torch.distributed: not for one
 
     progress(f"joining {ranks.size} ranks", None)
     own = device_of_rank(config, 0, ranks.size)
@@ -93,7 +93,7 @@ def load_rank(config: EngineConfig, progress: Progress, place: Rank, port: int) 
 
     Raises ModelError as `load_engine` does.
     """
-    from runtime.ranks.group import device_of_rank, join_group  # as above
+    from engine.rank_group import device_of_rank, join_group  # as above
 
     own = device_of_rank(config, place.rank, place.size)
     group = join_group(own.device, place.rank, place.size, port, None)

@@ -21,6 +21,7 @@ from engine.footprint import (
 from engine.kv_cache import KvCache
 from engine.load import outline
 from engine.model_config import ModelConfig, parse_model_config
+from engine.sharding import share_of
 from tests.checkpoints import FAMILIES, VOCAB
 
 SHAPE: dict[str, Any] = {
@@ -44,8 +45,8 @@ def shape_of(family: str, **changes: Any) -> ModelConfig:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_the_model(family: str) -> None:
     config = shape_of(family)
-    model = outline(config, torch.bfloat16, positions=100)
-    tensors = model.destinations().values()
+    model = outline(share_of(config), torch.bfloat16, positions=100)
+    tensors = [place.tensor for place in model.destinations().values()]
     assert parameters(config) == sum(tensor.numel() for tensor in tensors)
     assert rope_bytes(config, 100) == model.cos_sin.nbytes
 

@@ -188,7 +188,7 @@ def test_the_pool_is_the_smallest_ranks(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three key-value heads over two ranks: the rank with two of them has room for fewer pages."""
-    monkeypatch.setattr("engine.build.CPU_POOL_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.limits.CPU_POOL_LIMIT_BYTES", 1 << 20)
     config = config_of(checkpoint("llama"), max_kv_tokens=None, max_running=4096)
     with engine_of_ranks(config, 2) as (engine, _):
         pages = engine.stats().total_pages + 1

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from gpu_ops.process_group import ProcessGroup
-from runtime.ranks.leader import LOOPBACK
 
+LOOPBACK: Final = "127.0.0.1"
 # A rank that is gone is noticed by its links; this is for what nobody thought of.
 _TIMEOUT: Final = timedelta(minutes=30)
 
@@ -50,7 +50,7 @@ def join_group(
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo")
     fd = None if listening is None else listening.detach()
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         LOOPBACK, port, size, fd is not None, _TIMEOUT, wait_for_workers=False, master_listen_fd=fd
     )
     on_cuda = device.startswith("cuda")
