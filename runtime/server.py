@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 _JOIN_S: Final = 10.0
 _FAILED_HTTP_S: Final = 4.0  # for open streams to get their error event
 _FAILED_JOIN_S: Final = 1.0
-_FAILED_RANKS_S: Final = 3.5  # for the other ranks to end, or to be killed
-_LAST_RESORT_S: Final = 9.0  # more than these three
+_FAILED_RANKS_S: Final = 3.5  # for the other ranks to end, or to be killed: meanwhile
+_LAST_RESORT_S: Final = 8.0  # more than all of it
 
 
 @dataclass(frozen=True, slots=True)
