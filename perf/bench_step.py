@@ -148,7 +148,7 @@ def prefill_part_s(timed: TimedExecutor) -> float:
 def replay_host_ms(executor: CudaExecutor) -> dict[int, float]:
     """Host time of launching a decode graph, by rows, on an idle device."""
     found = {}
-    for rows, graph in sorted(executor._decode._graphs.items()):
+    for rows, (graph, _) in sorted(executor._decode._graphs.items()):
         times = []
         for _ in range(9):
             torch.cuda.synchronize()

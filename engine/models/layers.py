@@ -77,7 +77,8 @@ class Mlp:
         self.down = Linear({f"{name}.down_proj": every}, ffn, bias and adds_bias, place)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ops.silu_mul(self.gate_up(x)))
+        gate_up = self.gate_up
+        return self.down(ops.linear_silu_mul(x, gate_up.weight, gate_up.bias))
 
     def destinations(self) -> Destinations:
         yield from self.gate_up.destinations()

@@ -29,6 +29,9 @@ _CUDA_MODULES: Final = {
     "moe": "gpu_ops.cuda_moe",
     "prepare": "gpu_ops.cuda_moe",
     "takes": "gpu_ops.cuda_linear",
+    "takes_many": "gpu_ops.cuda_linear",
+    "many_linear": "gpu_ops.cuda_linear",
+    "many_linear_silu_mul": "gpu_ops.cuda_linear",
     "norm_linear": "gpu_ops.cuda_linear",
     "norm_linear_silu_mul": "gpu_ops.cuda_linear",
     "linear_add_": "gpu_ops.cuda_linear",
@@ -51,7 +54,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if weight.is_mkldnn:
         return cpu_linear.packed_linear(x, weight, bias)
+    if bias is None and _takes_many_rows(x, weight):
+        return _cuda("many_linear")(x, weight)
     return F.linear(x, weight, bias)
+
+
+def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """silu_mul(x weightᵀ + bias), [n, out / 2]; the weight is gate, then up."""
+    if bias is None and _takes_many_rows(x, weight):
+        return _cuda("many_linear_silu_mul")(x, weight)
+    return silu_mul(linear(x, weight, bias))
+
+
+def _takes_many_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether the products of decode steps are the fastest here: those of prefills are cuBLAS's."""
+    return x.is_cuda and bool(_cuda("takes_many")(len(x), weight))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -2,7 +2,8 @@
 
 Tolerance: operands are bf16 and sums float32, so what remains is one rounding of a normed operand,
 2^-9 of each term and averaging out, and one of the result, or two where gate and up are rounded,
-2^-9 of each: below 0.8 % of the norm.
+2^-9 of each: below 0.8 % of the norm. silu makes a gate's relative error larger where the gate is
+negative, by g silu'(g) / silu(g): few outputs may consist of such, so their norm takes it in.
 """
 
 import pytest
@@ -23,10 +24,17 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
 
-def assert_near(out: Tensor, exact: Tensor, what: str) -> None:
-    error = float((out.double() - exact).norm() / exact.norm())
+def assert_near(out: Tensor, exact: Tensor, what: str, scale: Tensor | None = None) -> None:
+    """`scale`: what an error is relative to, element by element, where that is not `exact`."""
+    error = float((out.double() - exact).norm() / (exact if scale is None else scale).norm())
     print(f"{what}: {error:.2e} of the norm, limit {LIMIT}")
     assert error <= LIMIT, what  # NaN fails too
+
+
+def assert_silu_mul_near(out: Tensor, gate: Tensor, up: Tensor, what: str) -> None:
+    share = gate.sigmoid()
+    exact, slope = gate * share * up, share * (1 + gate * (1 - share))
+    assert_near(out, exact, what, torch.maximum(exact.abs(), (gate * slope * up).abs()))
 
 
 def normed(x: Tensor, norm: Tensor) -> Tensor:
@@ -44,7 +52,7 @@ def test_products(rows: int, size: int, outputs: int) -> None:
     gate, up = exact.chunk(2, dim=-1)
     out = cuda_linear.norm_linear_silu_mul(x, norm, EPS, weight / size**0.5)
     gate, up = gate / size**0.5, up / size**0.5
-    assert_near(out, gate * gate.sigmoid() * up, "norm_linear_silu_mul")
+    assert_silu_mul_near(out, gate, up, "norm_linear_silu_mul")
     residual = random(rows, outputs)
     exact = residual.double() + x.double() @ weight.double().T
     cuda_linear.linear_add_(x, weight, residual)
@@ -93,7 +101,7 @@ def test_products_of_many_rows(rows: int, size: int, outputs: int) -> None:
     assert_near(cuda_linear.many_linear(x, weight), exact, "many_linear")
     gate, up = exact.chunk(2, dim=-1)
     out = cuda_linear.many_linear_silu_mul(x, weight)
-    assert_near(out, gate * gate.sigmoid() * up, "many_linear_silu_mul")
+    assert_silu_mul_near(out, gate, up, "many_linear_silu_mul")
 
 
 @pytest.mark.parametrize("columns", [64, 96, 128])
