@@ -233,6 +233,7 @@ def main(
             max_running=256,
             max_model_len=4096,
             prefill_budget=prefill_budget,
+            target_itl_ms=0,
         )
         engine = build_engine(config)
     ready_s = time.perf_counter() - begun
