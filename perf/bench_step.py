@@ -27,6 +27,7 @@ from engine.core import Engine
 from engine.cuda_executor import CudaExecutor
 from engine.descriptor import H_DECODE, H_SEGMENTS
 from engine.executor import Executor, LaunchedStep
+from engine.logprobs import StepLogprobs
 from engine.request import Int32Array, Request, SamplingParams
 from perf.gpu_timing import ceilings, device_facts
 from perf.results import save
@@ -52,6 +53,9 @@ class TimedStep:
         self._owner.waited_s += ended - begun
         self._owner.done_s.append(ended)
         return ids
+
+    def wait_logprobs_sync(self) -> StepLogprobs | None:
+        return self._step.wait_logprobs_sync()
 
 
 class TimedExecutor:
