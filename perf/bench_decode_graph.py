@@ -8,6 +8,7 @@ one each. --profile adds the time by kernel, from torch's profiler over one repl
 """
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from gpu_ops.cuda_decode import (
     decode_tuning,
 )
 from gpu_ops.cuda_sampling import Sampler
+from gpu_ops.unnormed import Unnormed
 from perf.bench_kernels import sampling_state
 from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
 from perf.results import save
@@ -124,24 +126,36 @@ class Step:
         residual, x = cuda_ops.embed_rms_norm(inputs.ids, self.table, layers[0].norms[0], EPS)
         if self.products == "few":
             x = self._few_rows(residual)
-        else:
+        elif self.products == "many":
             x = self._many_rows(residual, x)
+        else:
+            x = self._any_rows(residual, x)
         logits = F.linear(x, self.table)
         self.sampler.sample_into(
             self.ids, logits, self.sampling, inputs.kv_lens, self.rows, self.state.last_token
         )
 
-    def _many_rows(self, residual: Tensor, x: Tensor) -> Tensor:
-        following = [*(layer.norms[0] for layer in self.layers[1:]), self.layers[0].norms[0]]
-        linear, linear_silu_mul = F.linear, _linear_silu_mul
-        if self.products == "many":
-            linear, linear_silu_mul = cuda_linear.many_linear, cuda_linear.many_linear_silu_mul
-        for layer, next_norm in zip(self.layers, following, strict=True):
-            x = linear(self._attend(layer, linear(x, layer.qkv)), layer.o)
+    def _any_rows(self, residual: Tensor, x: Tensor) -> Tensor:
+        for layer, next_norm in self._with_next_norms():
+            x = F.linear(self._attend(layer, F.linear(x, layer.qkv)), layer.o)
             x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
-            x = linear(linear_silu_mul(x, layer.gate_up), layer.down)
+            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
             x = cuda_ops.add_rms_norm_(x, residual, next_norm, EPS)
         return x
+
+    def _many_rows(self, residual: Tensor, normed: Tensor) -> Tensor:
+        x: Tensor | Unnormed = normed
+        for layer, next_norm in self._with_next_norms():
+            attended = self._attend(layer, cuda_linear.many_linear(x, layer.qkv))
+            x = cuda_linear.many_linear_add_(attended, layer.o, residual, layer.norms[1], EPS)
+            active = cuda_linear.many_linear_silu_mul(x, layer.gate_up)
+            x = cuda_linear.many_linear_add_(active, layer.down, residual, next_norm, EPS)
+        return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
+
+    def _with_next_norms(self) -> Iterator[tuple[Layer, Tensor]]:
+        first = self.layers[0].norms[0]
+        following = [*(layer.norms[0] for layer in self.layers[1:]), first]
+        return zip(self.layers, following, strict=True)
 
     def _few_rows(self, residual: Tensor) -> Tensor:
         for layer in self.layers:
@@ -158,10 +172,6 @@ class Step:
             self.shape.head_dim**-0.5, rows=self.rows,
         )  # fmt: skip
         return out.flatten(1)
-
-
-def _linear_silu_mul(x: Tensor, weight: Tensor) -> Tensor:
-    return cuda_ops.silu_mul(F.linear(x, weight))
 
 
 def best_products(rows: int, layer: Layer) -> str:

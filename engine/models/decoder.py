@@ -3,6 +3,7 @@
 Knows tensors and pages, but no request: which token goes where is the caller's to say.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from engine.sharding import Share, Span
 from gpu_ops import cpu_linear, ops
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.collectives import RankGroup, all_reduce_, largest_of_all
+from gpu_ops.unnormed import Unnormed
 
 Tensor = torch.Tensor
 
@@ -156,9 +158,12 @@ class Decoder:
         """
         step = _Step(positions, slots, cache, batch)
         residual, x = self._embed(token_ids)
-        if self._takes_few_rows(len(token_ids)):
+        rows, weights = len(token_ids), self._fusable()
+        if ops.takes_few_rows(rows, *weights):
             return self._few_rows(residual, step)
-        return self._many_rows(residual, x, step)
+        if ops.takes_many_rows(rows, *weights):
+            return self._many_rows(residual, x, step)
+        return self._any_rows(residual, x, step)
 
     def _embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         norm, eps = self.layers[0].input_norm, self.config.norm_eps
@@ -169,10 +174,9 @@ class Decoder:
         residual = self.group.all_reduce_(rows)
         return residual, ops.rms_norm(residual, norm, eps)
 
-    def _many_rows(self, residual: Tensor, x: Tensor, step: _Step) -> Tensor:
+    def _any_rows(self, residual: Tensor, x: Tensor, step: _Step) -> Tensor:
         eps = self.config.norm_eps
-        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for index, (layer, next_norm) in enumerate(zip(self.layers, following, strict=True)):
+        for index, (layer, next_norm) in enumerate(self._with_next_norms()):
             x = all_reduce_(layer.o(self._attend(index, layer.qkv(x), step)), self.group)
             x = ops.add_rms_norm_(x, residual, layer.post_norm, eps)
             x = ops.add_rms_norm_(all_reduce_(layer.mlp(x), self.group), residual, next_norm, eps)
@@ -189,16 +193,34 @@ class Decoder:
             ops.linear_add_(x, layer.mlp.down.weight, residual)
         return ops.rms_norm(residual, self.norm, eps)
 
-    def _takes_few_rows(self, rows: int) -> bool:
+    def _many_rows(self, residual: Tensor, normed: Tensor, step: _Step) -> Tensor:
+        """The same, a norm begun by the product before it and ended by the one after it."""
+        eps = self.config.norm_eps
+        x: Tensor | Unnormed = normed
+        for index, (layer, next_norm) in enumerate(self._with_next_norms()):
+            assert isinstance(layer.mlp, Mlp)
+            attended = self._attend(index, ops.many_linear(x, layer.qkv.weight), step)
+            x = ops.many_linear_add_(attended, layer.o.weight, residual, layer.post_norm, eps)
+            active = ops.many_linear_silu_mul(x, layer.mlp.gate_up.weight)
+            x = ops.many_linear_add_(active, layer.mlp.down.weight, residual, next_norm, eps)
+        return ops.rms_norm(residual, self.norm, eps)
+
+    def _fusable(self) -> tuple[Tensor, ...]:
+        """Weights whose products can be fused with what is around them: a layer's, or none."""
         if self.group is not None:
-            return False  # a product that adds to the residual leaves no room for the ranks' sum
+            return ()  # a product that adds to the residual leaves no room for the ranks' sum
         layer = self.layers[0]
         biased = layer.qkv.bias is not None or layer.o.bias is not None
         if self.config.moe is not None or biased or self.config.mlp_bias:
-            return False
+            return ()
         assert isinstance(layer.mlp, Mlp)
         linears = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
-        return ops.takes_few_rows(rows, *(linear.weight for linear in linears))
+        return tuple(linear.weight for linear in linears)
+
+    def _with_next_norms(self) -> Iterator[tuple[Layer, Tensor]]:
+        """Each layer, and the norm that follows it."""
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        return zip(self.layers, following, strict=True)
 
     def _attend(self, index: int, qkv: Tensor, step: _Step) -> Tensor:
         """[n, heads * head_dim], of layer `index`."""

@@ -77,8 +77,7 @@ class Mlp:
         self.down = Linear({f"{name}.down_proj": every}, ffn, bias and adds_bias, place)
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up
-        return self.down(ops.linear_silu_mul(x, gate_up.weight, gate_up.bias))
+        return self.down(ops.silu_mul(self.gate_up(x)))
 
     def destinations(self) -> Destinations:
         yield from self.gate_up.destinations()

@@ -14,6 +14,7 @@ import torch
 
 from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
 from gpu_ops.cuda_tensor_map import tensor_map
+from gpu_ops.unnormed import Unnormed
 
 Tensor = torch.Tensor
 
@@ -95,11 +96,11 @@ def _kernel(size: int, columns: int, normed: bool, after: _After) -> Kernel:
 
 _BLOCK_ROWS: Final = 64  # of the weight, as in csrc/decode_linear.cu
 _BLOCK_K: Final = 64
-_COLUMN_CHOICES: Final = (64, 96, 128)
+_COLUMN_CHOICES: Final = (32, 64, 96, 128, 160, 192, 224, 256)
 _MAX_SPLITS: Final = 4  # clusters of eight take longer to form (perf/LOG.md)
 _MAX_ELEMENTS: Final = 16 << 20  # of a weight: cuBLAS is as good where reading it takes long
 _MANY_THREADS: Final = 160
-_BARRIER_BYTES: Final = 1024 + 16 * 16  # what aligns the ring, and its barriers
+_OTHER_BYTES: Final = 1024 + 16 * 16 + 4 * 256  # what aligns the ring, barriers, scales
 
 
 def takes_many(rows: int, weight: Tensor) -> bool:
@@ -124,31 +125,65 @@ class ManyTuning:
     stages: int
 
 
-def many_linear(x: Tensor, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
-    """x weightᵀ, [n, out]."""
-    return _launch_many(x, weight, tuning, silu_mul=False)
+def many_linear(x: Tensor | Unnormed, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
+    """x weightᵀ, [n, out]; of rows that are not normed yet, the product of the normed ones."""
+    rows = x.x if isinstance(x, Unnormed) else x
+    out = rows.new_empty((len(rows), len(weight)))
+    _launch_many(x, weight, out, _After.STORE, tuning)
+    return out
 
 
-def many_linear_silu_mul(x: Tensor, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
-    """silu_mul(x weightᵀ), [n, out / 2]; the weight is gate, then up."""
-    return _launch_many(x, weight, tuning, silu_mul=True)
+def many_linear_silu_mul(
+    x: Tensor | Unnormed, weight: Tensor, tuning: ManyTuning | None = None
+) -> Tensor:
+    """silu_mul of `many_linear`, [n, out / 2]; the weight is gate, then up."""
+    rows = x.x if isinstance(x, Unnormed) else x
+    out = rows.new_empty((len(rows), len(weight) // 2))
+    _launch_many(x, weight, out, _After.SILU_MUL, tuning)
+    return out
 
 
-def _launch_many(x: Tensor, weight: Tensor, tuning: ManyTuning | None, silu_mul: bool) -> Tensor:
-    (rows, size), outputs = x.shape, weight.shape[0]
-    width = outputs // 2 if silu_mul else outputs
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    tuning = tuning or many_tuning(rows, outputs, size, multiprocessors(x.device))
+def many_linear_add_(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    eps: float,
+    tuning: ManyTuning | None = None,
+) -> Unnormed:
+    """residual [n, out] += x weightᵀ, the product rounded before; returns its norm, half done."""
+    rows, outputs = residual.shape
+    squares = torch.empty((outputs // _BLOCK_ROWS, rows), device=x.device)
+    after = Unnormed(torch.empty_like(residual), squares, eps)
+    _launch_many(x, weight, after.x, _After.ADD, tuning, (residual, norm, squares))
+    return after
+
+
+def _launch_many(
+    x: Tensor | Unnormed,
+    weight: Tensor,
+    out: Tensor,
+    after: _After,
+    tuning: ManyTuning | None,
+    added: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> None:
+    """`added`: the residual, the norm after it, and where its squares go."""
+    normed = isinstance(x, Unnormed)
+    source, squares, eps = (x.x, x.squares, x.eps) if isinstance(x, Unnormed) else (x, None, 0.0)
+    (rows, size), outputs = source.shape, weight.shape[0]
+    tuning = tuning or many_tuning(rows, outputs, size, multiprocessors(weight.device))
     columns, splits = tuning.columns, tuning.splits
     shared_bytes = tuning.stages * _stage_bytes(columns) + 1024
-    _many_kernel(tuning, silu_mul, shared_bytes).launch(
+    pointers = (0, 0, 0) if added is None else tuple(part.data_ptr() for part in added)
+    _many_kernel(tuning, normed, after, shared_bytes).launch(
         (outputs // _BLOCK_ROWS * splits, -(-rows // columns)), _MANY_THREADS,
-        _weight_map(weight, silu_mul),
-        tensor_map(x, (size, rows), (x.stride(0),), (_BLOCK_K, columns)),
-        out.data_ptr(), rows, width, size // (_BLOCK_K * splits),
+        _weight_map(weight, after == _After.SILU_MUL),
+        tensor_map(source, (size, rows), (source.stride(0),), (_BLOCK_K, columns)),
+        out.data_ptr(), rows, out.shape[1], size // (_BLOCK_K * splits),
+        0 if squares is None else squares.data_ptr(), 0 if squares is None else len(squares),
+        float(size), eps, *pointers,
         shared_bytes=shared_bytes, cluster=splits,
     )  # fmt: skip
-    return out
 
 
 @functools.cache
@@ -193,17 +228,18 @@ def _stage_bytes(columns: int) -> int:
 
 
 def _many_stages(columns: int, per_multiprocessor: int) -> int:
-    budget = _SHARED_BYTES // per_multiprocessor - _BARRIER_BYTES - 1024
+    budget = _SHARED_BYTES // per_multiprocessor - _OTHER_BYTES - 1024
     return min(8, budget // _stage_bytes(columns))
 
 
 @functools.cache
-def _many_kernel(tuning: ManyTuning, silu_mul: bool, shared_bytes: int) -> Kernel:
+def _many_kernel(tuning: ManyTuning, normed: bool, after: _After, shared_bytes: int) -> Kernel:
     macros = {
         "COLUMNS": tuning.columns,
         "SPLITS": tuning.splits,
         "STAGES": tuning.stages,
-        "SILU_MUL": int(silu_mul),
+        "NORMED": int(normed),
+        "AFTER": int(after),
     }
-    run = kernel("decode_linear.cu", "decode_linear", "TTPiii", macros, own_arch=True)
+    run = kernel("decode_linear.cu", "decode_linear", "TTPiiiPiffPPP", macros, own_arch=True)
     return run.allow_shared(shared_bytes)

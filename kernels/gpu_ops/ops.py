@@ -12,13 +12,14 @@ captured in a graph.
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
 from gpu_ops import cpu_attention, cpu_linear, reference, sampling
 from gpu_ops.batch import AttentionBatch
+from gpu_ops.unnormed import Unnormed
 
 Tensor = torch.Tensor
 
@@ -32,6 +33,7 @@ _CUDA_MODULES: Final = {
     "takes_many": "gpu_ops.cuda_linear",
     "many_linear": "gpu_ops.cuda_linear",
     "many_linear_silu_mul": "gpu_ops.cuda_linear",
+    "many_linear_add_": "gpu_ops.cuda_linear",
     "norm_linear": "gpu_ops.cuda_linear",
     "norm_linear_silu_mul": "gpu_ops.cuda_linear",
     "linear_add_": "gpu_ops.cuda_linear",
@@ -39,10 +41,10 @@ _CUDA_MODULES: Final = {
 
 
 @functools.cache
-def _cuda(name: str) -> Callable[..., Tensor]:
+def _cuda(name: str) -> Callable[..., Any]:
     """A CUDA implementation; its module is loaded on first use: a CPU needs none of it."""
     module = importlib.import_module(_CUDA_MODULES.get(name, "gpu_ops.cuda_ops"))
-    implementation: Callable[..., Tensor] = getattr(module, name)
+    implementation: Callable[..., Any] = getattr(module, name)
     return implementation
 
 
@@ -54,21 +56,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if weight.is_mkldnn:
         return cpu_linear.packed_linear(x, weight, bias)
-    if bias is None and _takes_many_rows(x, weight):
-        return _cuda("many_linear")(x, weight)
     return F.linear(x, weight, bias)
-
-
-def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """silu_mul(x weightᵀ + bias), [n, out / 2]; the weight is gate, then up."""
-    if bias is None and _takes_many_rows(x, weight):
-        return _cuda("many_linear_silu_mul")(x, weight)
-    return silu_mul(linear(x, weight, bias))
-
-
-def _takes_many_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether the products of decode steps are the fastest here: those of prefills are cuBLAS's."""
-    return x.is_cuda and bool(_cuda("takes_many")(len(x), weight))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -207,7 +195,7 @@ def rope_attention(
 
 def takes_few_rows(rows: int, *weights: Tensor) -> bool:
     """Whether `rows` rows times each of these weights can run fused with what is around it."""
-    if not weights[0].is_cuda:
+    if not weights or not weights[0].is_cuda:
         return False
     return all(_cuda("takes")(rows, weight) for weight in weights)
 
@@ -225,6 +213,31 @@ def norm_linear_silu_mul(x: Tensor, norm: Tensor, eps: float, weight: Tensor) ->
 def linear_add_(x: Tensor, weight: Tensor, residual: Tensor) -> None:
     """residual [n, out] += x weightᵀ, for what `takes_few_rows`."""
     _cuda("linear_add_")(x, weight, residual)
+
+
+def takes_many_rows(rows: int, *weights: Tensor) -> bool:
+    """Whether so many rows times each of these can run with the norms between them shared out."""
+    if not weights or not weights[0].is_cuda:
+        return False
+    return all(_cuda("takes_many")(rows, weight) for weight in weights)
+
+
+def many_linear(x: Tensor | Unnormed, weight: Tensor) -> Tensor:
+    """x weightᵀ, [n, out], of x as it is once normed, for what `takes_many_rows`."""
+    return _cuda("many_linear")(x, weight)
+
+
+def many_linear_silu_mul(x: Tensor | Unnormed, weight: Tensor) -> Tensor:
+    """silu_mul(x weightᵀ), [n, out / 2], of x once normed, for what `takes_many_rows`."""
+    return _cuda("many_linear_silu_mul")(x, weight)
+
+
+def many_linear_add_(
+    x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, eps: float
+) -> Unnormed:
+    """residual [n, out] += x weightᵀ; its rms_norm, half done; for what `takes_many_rows`."""
+    after: Unnormed = _cuda("many_linear_add_")(x, weight, residual, norm, eps)
+    return after
 
 
 def sample(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpu_ops import cuda_linear
+from gpu_ops.unnormed import Unnormed
 
 Tensor = torch.Tensor
 pytestmark = pytest.mark.gpu
@@ -104,7 +105,23 @@ def test_products_of_many_rows(rows: int, size: int, outputs: int) -> None:
     assert_silu_mul_near(out, gate, up, "many_linear_silu_mul")
 
 
-@pytest.mark.parametrize("columns", [64, 96, 128])
+@pytest.mark.parametrize("rows", [1, 33, 64, 129, 200, 256])
+@pytest.mark.parametrize(("size", "outputs"), [(2048, 1024), (3072, 1024), (64, 64)])
+def test_a_norm_shared_out_between_two_products(rows: int, size: int, outputs: int) -> None:
+    x, weight, norm = random(rows, size), random(outputs, size) / size**0.5, random(outputs)
+    residual, second = 3 * random(rows, outputs), random(512, outputs) / outputs**0.5
+    exact = residual.double() + x.double() @ weight.double().T
+    half_done = cuda_linear.many_linear_add_(x, weight, residual, norm, EPS)
+    assert_near(residual, exact, "the residual")
+    squares = residual.double().square().sum(-1)
+    assert_near(half_done.squares.sum(0), squares, "its squares")
+    exact = normed(residual, norm) @ second.double().T
+    assert_near(cuda_linear.many_linear(half_done, second), exact, "many_linear")
+    out = cuda_linear.many_linear_silu_mul(half_done, second)
+    assert_silu_mul_near(out, *exact.chunk(2, dim=-1), "many_linear_silu_mul")
+
+
+@pytest.mark.parametrize("columns", [32, 64, 96, 128, 160, 192, 224, 256])
 @pytest.mark.parametrize("splits", [1, 2, 4, 8])
 @pytest.mark.parametrize("stages", [3, 4])
 def test_every_way_to_cut_a_product_up(columns: int, splits: int, stages: int) -> None:
@@ -117,26 +134,29 @@ def test_every_way_to_cut_a_product_up(columns: int, splits: int, stages: int) -
 
 def test_a_chain_of_many_rows_under_graph_capture() -> None:
     x, first, second = random(150, 1024), random(6144, 1024) / 32, random(1024, 3072) / 16
-    outs: list[Tensor] = []
+    norm, outs = random(1024), list[Tensor]()
 
     def run() -> None:
-        y = x
+        residual = x.clone()
+        y: Tensor | Unnormed = x
         for _ in range(6):
-            y = cuda_linear.many_linear(cuda_linear.many_linear_silu_mul(y, first), second)
-        outs[:] = [y]
+            active = cuda_linear.many_linear_silu_mul(y, first)
+            y = cuda_linear.many_linear_add_(active, second, residual, norm, EPS)
+        outs[:] = [cuda_linear.many_linear(y, first), residual]
 
     run()
     torch.cuda.synchronize()
-    once = outs[0].clone()
-    assert bool(once.isfinite().all())
+    once = [out.clone() for out in outs]
+    assert all(bool(out.isfinite().all()) for out in once)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
     for _ in range(20):
-        outs[0].fill_(float("nan"))
+        for out in outs:
+            out.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(outs[0], once)
+        assert all(map(torch.equal, outs, once))
 
 
 def test_what_it_does_not_take() -> None:

@@ -1,4 +1,9 @@
-// x Wᵀ for some dozens of rows of x, with silu · mul after it.
+// x Wᵀ for some dozens of rows of x, with what comes before and after it.
+//
+// NORMED: the rows of x are yet to be divided by the root of their mean square. `squares_in` has, by
+// tile of the product that made them and by row, sums of squares; the division comes last.
+// AFTER = SILU_MUL: the weight is gate, then up. AFTER = ADD: the product is added to the residual,
+// and out is the sum times the next norm's weight, with its `squares_out`.
 //
 // A block owns 64 rows of W and COLUMNS rows of x, one product of a warpgroup at a time over 64 of k.
 // SPLITS blocks, a cluster, share k out and add up through each other's shared memory. One thread
@@ -8,9 +13,14 @@
 // The tile of W is [4, 2, 8] rows by its tensor map: 64 rows in a row, or, for SILU_MUL, 8 of the gate
 // and the same 8 of up in turn, so that one lane's sums are a gate and its up.
 //
-// Compiled for sm_90a with COLUMNS (64, 96, 128), SPLITS (a power of two up to 8), STAGES, SILU_MUL.
+// Compiled for sm_90a with COLUMNS (a multiple of 32 up to 256), SPLITS (a power of two up to 8),
+// STAGES, NORMED, AFTER.
 #include "pipeline.cuh"
 #include "warpgroup.cuh"
+
+#define STORE 0
+#define ADD 1
+#define SILU_MUL 2
 
 constexpr int ROWS = 64, BLOCK_K = 64;
 constexpr int W_BYTES = ROWS * BLOCK_K * 2;
@@ -18,7 +28,7 @@ constexpr int X_BYTES = COLUMNS * BLOCK_K * 2;
 constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
 constexpr int CONSUMERS = 128;
 constexpr int SUM_STRIDE = ROWS + 4;  // floats between columns: no bank conflicts
-constexpr int OUTPUTS = SILU_MUL ? ROWS / 2 : ROWS;
+constexpr int OUTPUTS = AFTER == SILU_MUL ? ROWS / 2 : ROWS;
 
 struct __align__(64) TensorMap {
     u64 words[16];
@@ -131,25 +141,70 @@ __device__ __forceinline__ void lay_down(const float (&sums)[COLUMNS / 2], float
     }
 }
 
+struct Norm {
+    const float* squares_in;  // [parts_in, rows]
+    int parts_in;
+    float size_in, eps;  // of x's rows
+    u16* residual;       // [rows, outputs], read and written
+    const u16* weight;   // [outputs], of the next norm
+    float* squares_out;  // [outputs / ROWS, rows]
+};
+
+// What the block's columns are multiplied by, into `scales`.
+__device__ __forceinline__ void load_scales(float* scales, const Norm& norm, int column0, int rows) {
+    for (int column = threadIdx.x; column < COLUMNS; column += CONSUMERS) {
+        int row = min(column0 + column, rows - 1);
+        float sum = 0.f;
+#pragma unroll 16
+        for (int part = 0; part < norm.parts_in; part++) sum += norm.squares_in[part * rows + row];
+        scales[column] = rsqrtf(sum / norm.size_in + norm.eps);
+    }
+}
+
+// Eight of the residual grow by x; x becomes what the next product reads. Returns the sum of squares
+// of a row's 64, in the first of the eight lanes that share a row.
+__device__ __forceinline__ float add_to_residual(float (&x)[8], u16* residual, const u16* weight) {
+    float before[8], scale[8], squares = 0.f;
+    unpack(*(const uint4*)residual, before);
+    unpack(*(const uint4*)weight, scale);
+    unpack(pack(x), x);  // rounded, as the product apart would be
+    for (int i = 0; i < 8; i++) x[i] += before[i];
+    uint4 sum = pack(x);
+    *(uint4*)residual = sum;
+    unpack(sum, x);
+    for (int i = 0; i < 8; i++) squares += x[i] * x[i], x[i] *= scale[i];
+    u32 lanes = 0xffu << (threadIdx.x % 32 / 8 * 8);
+    for (int step = 4; step; step >>= 1) squares += __shfl_xor_sync(lanes, squares, step);
+    return squares;
+}
+
 // This block's share of the columns, to out[rows, outputs].
-__device__ __forceinline__ void write(u32 sums, u16* out, int tile, int column0, int rows,
-                                      int outputs, int split) {
+__device__ __forceinline__ void write(u32 sums, const float* scales, u16* out, const Norm& norm,
+                                      int tile, int column0, int rows, int outputs, int split) {
     constexpr int OWN = COLUMNS / SPLITS, GROUPS = OUTPUTS / 8;
     for (int item = threadIdx.x; item < OWN * GROUPS; item += CONSUMERS) {
-        int column = split * OWN + item / GROUPS, group = item % GROUPS;
-        if (column0 + column >= rows) break;
+        int column = split * OWN + item / GROUPS, group = item % GROUPS, row = column0 + column;
+        if (row >= rows) break;
         float x[8];
-        int at = column * SUM_STRIDE + group * (SILU_MUL ? 16 : 8);
+        int at = column * SUM_STRIDE + group * (AFTER == SILU_MUL ? 16 : 8);
         add_splits(sums, at, x);
-        if (SILU_MUL) {
+        if (NORMED)
+            for (int i = 0; i < 8; i++) x[i] *= scales[column];
+        size_t to = (size_t)row * outputs + tile * OUTPUTS + group * 8;
+        if (AFTER == SILU_MUL) {
             float up[8];
             add_splits(sums, at + 8, up);
+            if (NORMED)
+                for (int i = 0; i < 8; i++) up[i] *= scales[column];
             unpack(pack(up), up);  // rounded, as the product and its silu apart would be
             unpack(pack(x), x);
             for (int i = 0; i < 8; i++) x[i] = x[i] / (1.f + __expf(-x[i])) * up[i];
+        } else if (AFTER == ADD) {
+            const u16* weight = norm.weight + tile * OUTPUTS + group * 8;
+            float squares = add_to_residual(x, norm.residual + to, weight);
+            if (group == 0) norm.squares_out[tile * rows + row] = squares;
         }
-        u16* to = out + (size_t)(column0 + column) * outputs + tile * OUTPUTS + group * 8;
-        *(uint4*)to = pack(x);
+        *(uint4*)(out + to) = pack(x);
     }
 }
 
@@ -157,12 +212,16 @@ __device__ __forceinline__ void write(u32 sums, u16* out, int tile, int column0,
 // `outputs` is the width of out; `blocks` of 64 k to each split.
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32)
     decode_linear(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,
-                  u16* out, int rows, int outputs, int blocks) {
+                  u16* out, int rows, int outputs, int blocks, const float* squares_in, int parts_in,
+                  float size_in, float eps, u16* residual, const u16* next_norm,
+                  float* squares_out) {
     extern __shared__ unsigned char memory[];
     __shared__ u64 full[STAGES], empty[STAGES];
+    __shared__ float scales[COLUMNS];
     // Swizzling counts from multiples of 1024 bytes.
     u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
     float* sums_at = (float*)(memory + (stages - shared_address(memory)));
+    Norm norm = {squares_in, parts_in, size_in, eps, residual, next_norm, squares_out};
     int split = split_of_block(), tile = blockIdx.x / SPLITS, column = blockIdx.y * COLUMNS;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
@@ -174,6 +233,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32)
     __syncthreads();
     if (threadIdx.x < CONSUMERS) {
         float sums[COLUMNS / 2];
+        if (NORMED || AFTER == ADD) wait_for_previous();  // of what these threads read themselves
+        if (NORMED) load_scales(scales, norm, column, rows);
         multiply(sums, stages, full, empty, blocks);
         // All four warps must be done with the ring before the sums take its place.
         asm volatile("bar.sync 1, 128;" ::: "memory");
@@ -183,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32)
     }
     __syncwarp();
     meet();
-    if (threadIdx.x < CONSUMERS) write(stages, out, tile, column, rows, outputs, split);
+    if (threadIdx.x < CONSUMERS)
+        write(stages, scales, out, norm, tile, column, rows, outputs, split);
     if (SPLITS > 1) meet();  // no block leaves while others read its sums
 }
