@@ -68,6 +68,9 @@ class CudaExecutor:
         self._results = ResultRing(self._streams, device, max_rows)
         self._decode_rows = np.empty(0, np.int32)
         self._thread = 0  # that launched last: in a server not the one that built
+        if isinstance(self._streams, CudaStreams):
+            # Weights, caches and rows were filled on the default stream: others do not wait for it.
+            torch.cuda.synchronize()
 
     def capture_graphs(self, buckets: Sequence[int]) -> None:
         """CUDA graphs for decode steps of so many rows. Blocks until they are there."""

@@ -96,11 +96,11 @@ def _kernel(size: int, columns: int, normed: bool, after: _After) -> Kernel:
 
 _BLOCK_ROWS: Final = 64  # of the weight, as in csrc/decode_linear.cu
 _BLOCK_K: Final = 64
-_COLUMN_CHOICES: Final = (32, 64, 96, 128, 160, 192, 224, 256)
+_COLUMN_CHOICES: Final = (32, 64, 96, 128, 160, 192)  # wider ones are slower than two of these
 _MAX_SPLITS: Final = 4  # clusters of eight take longer to form (perf/LOG.md)
 _MAX_ELEMENTS: Final = 16 << 20  # of a weight: cuBLAS is as good where reading it takes long
 _MANY_THREADS: Final = 160
-_OTHER_BYTES: Final = 1024 + 16 * 16 + 4 * 256  # what aligns the ring, barriers, scales
+_OTHER_BYTES: Final = 1024 + 16 * 16 + 4 * 192  # what aligns the ring, barriers, scales
 
 
 def takes_many(rows: int, weight: Tensor) -> bool:

@@ -13,7 +13,7 @@
 // The tile of W is [4, 2, 8] rows by its tensor map: 64 rows in a row, or, for SILU_MUL, 8 of the gate
 // and the same 8 of up in turn, so that one lane's sums are a gate and its up.
 //
-// Compiled for sm_90a with COLUMNS (a multiple of 32 up to 256), SPLITS (a power of two up to 8),
+// Compiled for sm_90a with COLUMNS (a multiple of 32 up to 192), SPLITS (a power of two up to 8),
 // STAGES, NORMED, AFTER.
 #include "pipeline.cuh"
 #include "warpgroup.cuh"

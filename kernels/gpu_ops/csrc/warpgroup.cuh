@@ -40,12 +40,6 @@ __device__ __forceinline__ void wait_products() {
 #define NAMES_96    \
     NAMES_80 ", " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_112    \
-    NAMES_96 ", " \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define NAMES_128    \
-    NAMES_112 ", " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define FLOATS_8(i)                                                                           \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -56,8 +50,6 @@ __device__ __forceinline__ void wait_products() {
 #define LIST_64 LIST_48, FLOATS_16(48)
 #define LIST_80 LIST_64, FLOATS_16(64)
 #define LIST_96 LIST_80, FLOATS_16(80)
-#define LIST_112 LIST_96, FLOATS_16(96)
-#define LIST_128 LIST_112, FLOATS_16(112)
 #define PRODUCT(COLUMNS, SUMS, A, B)                                                    \
     __device__ __forceinline__ void multiply_add_async(float (&d)[SUMS], u64 a, u64 b) {    \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {"     \
@@ -71,6 +63,4 @@ PRODUCT(96, 48, 48, 49)
 PRODUCT(128, 64, 64, 65)
 PRODUCT(160, 80, 80, 81)
 PRODUCT(192, 96, 96, 97)
-PRODUCT(224, 112, 112, 113)
-PRODUCT(256, 128, 128, 129)
 #undef PRODUCT
