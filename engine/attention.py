@@ -23,6 +23,7 @@ from gpu_ops.cuda_decode import (
 )
 from gpu_ops.device_rows import gather_tokens
 from gpu_ops.plain_decode import PlainDecodeAttention
+from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
 
@@ -46,6 +47,7 @@ class DecodeBackend(Protocol):
         scale: float,
         rows: Tensor | None = None,
         out: Tensor | None = None,
+        keys_are_new: bool = False,
     ) -> Tensor: ...
 
 
@@ -93,6 +95,27 @@ class DecodePlan:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPlan:
+    """A small step's tokens, each a sequence of one query, an `AttentionPlan`.
+
+    Keys of the same step are stored before any token attends: a prompt's tokens see each other's.
+    """
+
+    by_window: ByWindow
+    tokens: TokenInputs
+    page_table: Tensor
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """As `ops.paged_attention`."""
+        kv_lens, rows = self.tokens.inputs.kv_lens, self.tokens.rows
+        return self.by_window[window].attend(
+            q, k_cache, v_cache, kv_lens, self.page_table, scale, rows=rows, keys_are_new=True
+        )
+
+
 class DecodeAttentions:
     """The decode backends of a model, by number of rows and by window. Owned by the engine thread.
 
@@ -108,7 +131,7 @@ class DecodeAttentions:
         device: torch.device,
     ) -> None:
         windows = sorted(set(config.windows), key=lambda window: window or 0)
-        with_kernel = device.type == "cuda" and _kernel_takes(config, dtype, page_size)
+        with_kernel = has_decode_kernel(config, dtype, page_size, device)
         self._by_rows: list[tuple[int, ByWindow]] = []  # up to so many rows, ascending
         for most in sorted({min(FEW_ROWS, max_rows), max_rows}):
             tuning = decode_tuning(most, config.heads, config.kv_heads)
@@ -131,10 +154,21 @@ class DecodeAttentions:
             backend.plan(inputs.kv_lens)
         return DecodePlan(by_window, rows, inputs, state)
 
+    def plan(self, tokens: TokenInputs, state: StepState) -> TokenPlan:
+        """For tokens that are prepared. Capturable."""
+        by_window = next(found for most, found in self._by_rows if len(tokens.rows) <= most)
+        for backend in by_window.values():
+            backend.plan(tokens.inputs.kv_lens)
+        return TokenPlan(by_window, tokens, state.page_table)
 
-def _kernel_takes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> bool:
+
+def has_decode_kernel(
+    config: ModelConfig, dtype: torch.dtype, page_size: int, device: torch.device
+) -> bool:
+    """Whether decode attention is our kernel, or plain torch."""
     return (
-        dtype == torch.bfloat16
+        device.type == "cuda"
+        and dtype == torch.bfloat16
         and config.head_dim in (64, 128)
         and page_size >= TILE
         and page_size & (page_size - 1) == 0

@@ -194,6 +194,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
     )
     if buckets:
         executor.capture_graphs(buckets)
+        executor.capture_small_steps()
     return _Built(executor, max_model_len)
 
 

@@ -8,14 +8,15 @@ Rules
   what an eager prefill needs while it runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Final
 
 import numpy as np
 import torch
 
-from engine.attention import DecodeAttentions
+from engine.attention import DecodeAttentions, has_decode_kernel
 from engine.descriptor import HEADER_WORDS, SEGMENT_WORDS, StepDescriptor, decode
 from engine.forward import AnySampler, DecodeRunner, Parts, PrefillRunner, SegmentIndex
 from engine.kv_cache import KvCache
@@ -23,6 +24,7 @@ from engine.models.decoder import Decoder
 from engine.redraw import Redraw
 from engine.request import Int32Array
 from engine.scoring import SampledScores, StepScores
+from engine.small_steps import MOST_TOKENS, SmallStepRunner
 from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler
@@ -38,6 +40,7 @@ class CudaExecutor:
     pages              of the KV pool, the dummy page included
     max_pages_per_row  of the longest request
     sampler            None: the CUDA kernel
+    small_step_tokens  most of a step that `SmallStepRunner` runs; None: as fits the model
     """
 
     def __init__(
@@ -50,17 +53,23 @@ class CudaExecutor:
         max_pages_per_row: int,
         streams: Streams | None = None,
         sampler: AnySampler | None = None,
+        small_step_tokens: int | None = None,
     ) -> None:
         device, vocabulary = model.device, model.config.vocab_size
+        if small_step_tokens is None:
+            with_kernel = has_decode_kernel(model.config, model.dtype, page_size, device)
+            small_step_tokens = MOST_TOKENS if with_kernel else 0
         self.pages, self.page_size, self.vocab_size = pages, page_size, vocabulary
         self._streams: Streams = streams or CudaStreams(device)
         cache = KvCache.allocate(model.config, pages, page_size, model.dtype, device)
         self._rows = DeviceRows.allocate(max_rows, max_pages_per_row, device)
+        most = max(max_rows, small_step_tokens)
         parts = Parts(
-            model, cache, page_size, self._rows, sampler or Sampler(max_rows, vocabulary, device)
+            model, cache, page_size, self._rows, sampler or Sampler(most, vocabulary, device)
         )
-        attentions = DecodeAttentions(model.config, model.dtype, page_size, max_rows, device)
+        attentions = DecodeAttentions(model.config, model.dtype, page_size, most, device)
         self._decode = DecodeRunner(parts, attentions)
+        self._small = SmallStepRunner(parts, attentions, small_step_tokens)
         self._prefill = PrefillRunner(parts)
         words = _STAGED_TOKENS + 16 * max_rows + 3 * max_pages_per_row
         self._redraw = Redraw(parts, max_rows + 1)
@@ -74,9 +83,23 @@ class CudaExecutor:
 
     def capture_graphs(self, buckets: Sequence[int]) -> None:
         """CUDA graphs for decode steps of so many rows. Blocks until they are there."""
+        with self._capturing():
+            self._decode.capture(buckets, self._streams.forward)
+
+    def capture_small_steps(self) -> None:
+        """CUDA graphs for steps with few tokens. Blocks until they are there."""
+        with self._capturing():
+            self._small.capture(self._streams.forward, self._decode.pool)
+
+    @property
+    def small_step_buckets(self) -> tuple[int, ...]:
+        return self._small.buckets
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
         assert isinstance(self._streams, CudaStreams)
         with torch.inference_mode(), self._streams.on(self._streams.forward):
-            self._decode.capture(buckets, self._streams.forward)
+            yield
         torch.cuda.synchronize()
 
     def launch_no_sync(self, descriptor: Int32Array) -> CollectedStep:
@@ -102,6 +125,8 @@ class CudaExecutor:
         """Ids of the prefill segments that sample, then of the decode rows."""
         self._redraw.apply(step)
         index = SegmentIndex.of(step) if len(step.segments) else None
+        if index is not None and self._small.takes(step):
+            return self._run_small(block, step, index, ids)
         slot = None if _changes_nothing(step) else self._apply(block, index)
         decodes = len(step.decode_rows)
         from_prefill = 0 if index is None else len(index.sampled)
@@ -126,6 +151,35 @@ class CudaExecutor:
             of_prefill, prompts = self._redraw.run_prefill(step, index, staged, hidden, drawn)
         if slot is not None:
             slot.read.record(self._streams.forward)
+        return StepScores((*of_prefill, *of_decode), prompts)
+
+    def _run_small(
+        self, block: Int32Array, step: StepDescriptor, index: SegmentIndex, ids: torch.Tensor
+    ) -> StepScores:
+        """As `_run`, prompts and decode rows together."""
+        slot = self._apply(block, index)
+        staged, decodes = _staged(slot.device, step, index), len(step.decode_rows)
+        segments, tokens, _, _, sampled, *_ = staged
+        self._small.run(segments, tokens, self._rows.decode_rows[:decodes])
+        drawn, hidden = self._small.ids, self._small.hidden
+        prompt_tokens, from_prefill = len(tokens), len(index.sampled)
+        end = prompt_tokens + decodes
+        if from_prefill:
+            torch.index_select(drawn, 0, sampled, out=ids[:from_prefill])
+        if decodes:
+            self._streams.copy(
+                ids.data_ptr() + 4 * from_prefill, drawn.data_ptr() + 4 * prompt_tokens,
+                4 * decodes, self._streams.forward,
+            )  # fmt: skip
+        of_decode = self._redraw.run(
+            step, step.decode_rows, hidden[prompt_tokens:end],
+            self._small.positions(prompt_tokens, end), ids[from_prefill : from_prefill + decodes],
+            from_prefill,
+        )  # fmt: skip
+        of_prefill, prompts = self._redraw.run_prefill(
+            step, index, staged, hidden[:prompt_tokens], ids[:from_prefill]
+        )
+        slot.read.record(self._streams.forward)
         return StepScores((*of_prefill, *of_decode), prompts)
 
     def _apply(self, block: Int32Array, index: SegmentIndex | None) -> Slot:

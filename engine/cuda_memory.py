@@ -60,7 +60,8 @@ def measure_step_bytes(
     # The largest brings the pool that all share; each further one costs what the second did.
     graphs = left[0] - left[-1]
     if len(left) > 2:
-        graphs += (len(buckets) - 2) * max(0, left[1] - left[2])
+        further = len(buckets) - 2 + len(trial.small_step_buckets)
+        graphs += further * max(0, left[1] - left[2])
     trial.close()
     del trial
     return StepBytes(_free_bytes(model.device), free - left[0], graphs)

@@ -17,7 +17,7 @@ from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
 from gpu_ops.batch import AttentionBatch
-from gpu_ops.cuda_decode import DecodeInputs, decode_inputs
+from gpu_ops.cuda_decode import decode_inputs
 from gpu_ops.cuda_sampling import SamplingState
 from gpu_ops.device_rows import DeviceRows, position_slots
 
@@ -80,7 +80,7 @@ class DecodeRunner:
         self.hidden = torch.empty((0, 0), device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its `hidden`
         self._bucket_of = np.arange(most + 1)  # rows → rows that run, padding included
-        self._pool: Any = None  # the graphs' memory, once there is one
+        self.pool: Any = None  # the graphs' memory, once there is one
 
     def capture(self, buckets: Sequence[int], stream: Any) -> None:
         """Graphs for these numbers of rows, on the device's own stream; call it while idle.
@@ -90,9 +90,9 @@ class DecodeRunner:
         for bucket in sorted(buckets, reverse=True):
             self._forward(bucket)  # outside of a graph: libraries set themselves up on first use
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            with torch.cuda.graph(graph, pool=self.pool, stream=stream):
                 hidden = self._forward(bucket)
-            self._pool = self._pool or graph.pool()
+            self.pool = self.pool or graph.pool()
             self._graphs[bucket] = graph, hidden
         ascending = sorted(self._graphs)
         covered = np.arange(ascending[-1] + 1)
@@ -113,15 +113,9 @@ class DecodeRunner:
         """[rows] int32, of the ids that `run` sampled."""
         return self._inputs.kv_lens[:rows]
 
-    def _inputs_of(self, n: int) -> DecodeInputs:
-        inputs = self._inputs
-        return DecodeInputs(
-            inputs.ids[:n], inputs.positions[:n], inputs.slots[:n], inputs.kv_lens[:n]
-        )
-
     def _forward(self, n: int) -> Tensor:
         parts = self._parts
-        inputs = self._inputs_of(n)
+        inputs = self._inputs.first(n)
         rows, state = parts.rows.decode_rows[:n], parts.rows.step
         plan = self._attentions.prepare(rows, state, inputs)
         batch = AttentionBatch(

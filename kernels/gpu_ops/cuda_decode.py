@@ -71,6 +71,10 @@ class DecodeInputs:
     slots: Tensor
     kv_lens: Tensor  # the new token included: also the index of the token about to be sampled
 
+    def first(self, n: int) -> "DecodeInputs":
+        """Those of the first n."""
+        return DecodeInputs(self.ids[:n], self.positions[:n], self.slots[:n], self.kv_lens[:n])
+
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
@@ -128,7 +132,7 @@ class DecodeAttention:
         self._parts = torch.empty(slots * pairs * 2 * head_dim, device=device)
         self._sums = torch.empty(slots * pairs * 4, device=device)
         self._max_sequences = max_sequences
-        self._just_planned = False  # attention reads the plan before it waits
+        self._just_written = False  # what attention reads before it waits: the plan, or keys
         self._planned_rows = False  # the plan knows the sequences' rows
 
     def _plan_arguments(self) -> tuple[int, ...]:
@@ -147,7 +151,7 @@ class DecodeAttention:
             (1, 1), _plan_threads(n), kv_lens.data_ptr(), n, *self._plan_arguments(),
             shared_bytes=self._plan_shared_bytes(n),
         )  # fmt: skip
-        self._just_planned, self._planned_rows = True, False
+        self._just_written, self._planned_rows = True, False
 
     def prepare(self, rows: Tensor, state: StepState, inputs: DecodeInputs) -> None:
         """Starts a decode step of rows [n] int32, as the step descriptor says, and plans it.
@@ -165,7 +169,7 @@ class DecodeAttention:
             inputs.slots.data_ptr(), inputs.kv_lens.data_ptr(), *self._plan_arguments(),
             shared_bytes=self._plan_shared_bytes(n),
         )  # fmt: skip
-        self._just_planned, self._planned_rows = False, True
+        self._just_written, self._planned_rows = False, True
 
     def attend(
         self,
@@ -177,6 +181,7 @@ class DecodeAttention:
         scale: float,
         rows: Tensor | None = None,
         out: Tensor | None = None,
+        keys_are_new: bool = False,
     ) -> Tensor:
         """[n, hq, d], `out` where given: each sequence's query over its keys, by the last plan.
 
@@ -185,9 +190,11 @@ class DecodeAttention:
         page_table  [n, max_pages] int32, or with `rows` [n] int32 indexed by rows[i]; after
                     `prepare` those of its rows and state
 
-        All but each sequence's last key and q was written two or more kernels ago.
+        All but each sequence's last key and q was written two or more kernels ago; with
+        `keys_are_new`, just now.
         """
         out = torch.empty_like(q) if out is None else out
+        self._just_written |= keys_are_new
         self._launch(q, None, k_cache, v_cache, page_table, scale, rows, out)
         return out
 
@@ -242,9 +249,9 @@ class DecodeAttention:
             self._sums.data_ptr(), self._arrived.data_ptr(), self.kv_heads, page_table.shape[1],
             self.page_size.bit_length() - 1, self._window, scale,
             0.0 if head is None else head.eps,
-            shared_bytes=shared_bytes, overlap=not self._just_planned,
+            shared_bytes=shared_bytes, overlap=not self._just_written,
         )  # fmt: skip
-        self._just_planned = False
+        self._just_written = False
 
 
 def _head_pointers(head: HeadTransform | None) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ import torch
 from gpu_ops.cuda_decode import StepState
 from gpu_ops.cuda_launch import BoundLaunch, Kernel, kernel, multiprocessors
 from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
 
@@ -46,6 +47,26 @@ def position_slots(
         positions.data_ptr(), slots.data_ptr(),
     )  # fmt: skip
     return positions, slots
+
+
+def prepare_tokens(
+    segments: Tensor,
+    tokens: Tensor,
+    decode_rows: Tensor,
+    state: StepState,
+    page_size: int,
+    out: TokenInputs,
+) -> None:
+    """As `device_rows.prepare_tokens`."""
+    inputs = out.inputs
+    _kernel("prepare_tokens", "PPiPiiiPPPiiPPPPPP").launch(
+        (1, 1), len(out.rows),
+        segments.data_ptr(), tokens.data_ptr(), len(tokens), decode_rows.data_ptr(),
+        len(decode_rows), len(out.rows), len(state.lengths) - 1, state.last_token.data_ptr(),
+        state.lengths.data_ptr(), state.page_table.data_ptr(), state.page_table.shape[1],
+        page_size, inputs.ids.data_ptr(), inputs.positions.data_ptr(), inputs.slots.data_ptr(),
+        inputs.kv_lens.data_ptr(), out.rows.data_ptr(), out.sampled_rows.data_ptr(),
+    )  # fmt: skip
 
 
 def gather_tokens(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:

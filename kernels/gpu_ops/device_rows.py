@@ -12,6 +12,7 @@ import torch
 from gpu_ops import cuda_step
 from gpu_ops.cuda_decode import StepState
 from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
 
@@ -111,6 +112,45 @@ def position_slots(
     positions = index - starts[run] + begin[run]
     pages = state.page_table[segments[run, 0].long(), (positions // page_size).long()]
     return positions, pages * page_size + positions % page_size
+
+
+def prepare_tokens(
+    segments: Tensor,
+    tokens: Tensor,
+    decode_rows: Tensor,
+    state: StepState,
+    page_size: int,
+    out: TokenInputs,
+) -> None:
+    """Writes `out` for the segments' tokens, then the decode rows', then the dummy row's.
+
+    segments     [n, 4] int32; tokens [m] int32, theirs
+    decode_rows  [d] int32; their lengths grow by one
+
+    m + d is at most the length of `out`.
+    """
+    if segments.is_cuda:
+        return cuda_step.prepare_tokens(segments, tokens, decode_rows, state, page_size, out)
+    dummy_row, decodes = len(state.lengths) - 1, decode_rows.long()
+    row, start, count, samples = segments.long().unbind(1)
+    ends = count.cumsum(0)
+    prompt_rows = row.repeat_interleave(count)
+    positions = torch.arange(len(tokens)) + (start - ends + count).repeat_interleave(count)
+    sampled = torch.full_like(prompt_rows, dummy_row)
+    sampled[ends[samples != 0] - 1] = row[samples != 0]
+    padding = torch.full((len(out.rows) - len(tokens) - len(decodes),), dummy_row)
+    rows = torch.cat((prompt_rows, decodes, padding))
+    positions = torch.cat((positions, state.lengths[decodes], torch.zeros_like(padding)))
+    pages = state.page_table[rows, positions // page_size]
+    pages[rows == dummy_row] = 0
+    ids = torch.cat((tokens, state.last_token[decodes], torch.zeros_like(padding)))
+    out.inputs.ids.copy_(ids)
+    out.inputs.positions.copy_(positions)
+    out.inputs.slots.copy_(pages * page_size + positions % page_size)
+    out.inputs.kv_lens.copy_(positions + 1)
+    out.rows.copy_(rows)
+    out.sampled_rows.copy_(torch.cat((sampled, decodes, padding)))
+    state.lengths[decodes] += 1
 
 
 def gather_tokens(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:

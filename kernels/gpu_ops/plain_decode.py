@@ -46,6 +46,7 @@ class PlainDecodeAttention:
         scale: float,
         rows: Tensor | None = None,
         out: Tensor | None = None,
+        keys_are_new: bool = False,
     ) -> Tensor:
         """As `DecodeAttention.attend`."""
         table = (page_table if rows is None else page_table[rows.long()]).long()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,9 +17,11 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.cuda_executor import CudaExecutor
+from engine.descriptor import StepDescriptor
 from engine.forward import buckets_up_to
 from engine.load import load_model
 from engine.request import Request, SamplingParams
+from engine.small_steps import MOST_KEYS_READ
 from gpu_ops.plain_decode import PlainSampler
 from tests.checkpoints import VOCAB, build_checkpoint
 from tests.engine.conftest import NEW_TOKENS, Expected, compute_expected
@@ -34,8 +37,10 @@ GPU_FAMILIES = [
 ON_DEVICES = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = [
     "host",
+    "host, small steps",
     pytest.param("cuda", marks=pytest.mark.gpu),
     pytest.param("cuda graphs", marks=pytest.mark.gpu),
+    pytest.param("cuda graphs, small steps", marks=pytest.mark.gpu),
 ]
 
 
@@ -58,7 +63,7 @@ class Made:
     """An executor of a kind, and the host streams it runs on, if it does."""
 
     def __init__(self, folder: Path, kind: str, page_size: int, dtype: str = "float32") -> None:
-        device = "cpu" if kind == "host" else "cuda"
+        device = "cpu" if kind.startswith("host") else "cuda"
         _, model = load_model(folder, device=device, dtype=dtype)
         pages_per_row = -(-MAX_TOKENS // page_size)
         self.streams = HostStreams()
@@ -70,9 +75,11 @@ class Made:
             max_pages_per_row=pages_per_row,
             streams=self.streams if device == "cpu" else None,
             sampler=PlainSampler() if device == "cpu" else None,
+            small_step_tokens=32 if "small steps" in kind else 0,
         )
-        if kind == "cuda graphs":
+        if "graphs" in kind:
             self.executor.capture_graphs(buckets_up_to(ROWS))
+            self.executor.capture_small_steps()
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -191,6 +198,29 @@ def test_a_step_larger_than_the_staging_buffers(cases: Callable[[str], Expected]
 def test_a_block_that_is_no_descriptor_is_refused(cases: Callable[[str], Expected]) -> None:
     with pytest.raises(ValueError, match="not a step descriptor"):
         Made(cases("llama").folder, "host", 16).executor.launch_no_sync(int32([1, 2, 3]))
+
+
+def test_long_contexts_make_no_small_step(cases: Callable[[str], Expected]) -> None:
+    """Each token of a small step reads all keys that it sees."""
+    small = Made(cases("llama").folder, "host, small steps", 16).executor._small
+
+    def takes(start: int, count: int, decodes: int = 0) -> bool:
+        segments = int32([0, start, count, 1]).reshape(1, 4)
+        tokens, rows = np.zeros(count, np.int32), np.arange(decodes, dtype=np.int32)
+        return small.takes(
+            StepDescriptor(
+                step=1,
+                decode_rows=rows,
+                max_length=start + count,
+                segments=segments,
+                prefill_tokens=tokens,
+            )  # fmt: skip
+        )
+
+    assert takes(0, 32) and not takes(0, 33)
+    assert takes(0, 20, decodes=12) and not takes(0, 20, decodes=13)
+    most = MOST_KEYS_READ // 32 - 17
+    assert takes(most, 32) and not takes(most + 1, 32)
 
 
 def test_buckets_cover_every_number_of_rows() -> None:

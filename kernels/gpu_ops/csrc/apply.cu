@@ -71,6 +71,40 @@ extern "C" __global__ void position_slots(const int* segments, const int* starts
     if (positions) positions[i] = position;
 }
 
+// What each of a small step's tokens is, for one block of at least `capacity` threads: the segments'
+// tokens, those of decode_rows[decodes], whose lengths grow by one, then the dummy row's up to
+// `capacity`. sampled_rows[i] is the row whose next token comes of token i, or the dummy row.
+extern "C" __global__ void prepare_tokens(const int* segments, const int* tokens,
+                                          int prefill, const int* decode_rows,
+                                          int decodes, int capacity, int dummy_row,
+                                          const int* last_token, int* lengths,
+                                          const int* page_table, int max_pages, int page_size,
+                                          int* ids, int* positions, int* slots, int* kv_lens,
+                                          int* rows, int* sampled_rows) {
+    wait_for_previous();
+    let_next_start();
+    int i = threadIdx.x, id = 0, position = 0, row = dummy_row, sampled = dummy_row;
+    if (i >= capacity) return;
+    if (i < prefill) {
+        int begin = 0;  // of its segment; there are few
+        const int* segment = segments;
+        while (i - begin >= segment[2]) begin += segment[2], segment += 4;
+        id = tokens[i], row = segment[0], position = segment[1] + i - begin;
+        if (segment[3] && i - begin == segment[2] - 1) sampled = row;
+    } else if (i < prefill + decodes) {
+        row = sampled = decode_rows[i - prefill];
+        id = last_token[row], position = lengths[row];
+        lengths[row] = position + 1;
+    }
+    int page = row == dummy_row ? 0 : page_table[(size_t)row * max_pages + position / page_size];
+    ids[i] = id;
+    positions[i] = position;
+    slots[i] = page * page_size + position % page_size;
+    kv_lens[i] = position + 1;
+    rows[i] = row;
+    sampled_rows[i] = sampled;
+}
+
 // out[0][i] = keys[slots[i]], out[1][i] = values[slots[i]]; a token is `vectors` times 16 bytes.
 // Grid (blocks, 2).
 extern "C" __global__ void gather_tokens(const uint4* keys, const uint4* values, const int* slots,

@@ -1,0 +1,112 @@
+"""Steps of few tokens that have prompts among them, each as one CUDA graph.
+
+A short prompt launched kernel by kernel costs more on the host than on the device. In a small step
+every token, a prompt's or a decode row's, is a sequence of one query: shapes depend on nothing but
+the number of tokens, and weights are read once for prompts and decode rows together. Keys are read
+by each token for itself, so prompts behind a long context are left to `PrefillRunner`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from engine.attention import DecodeAttentions
+from engine.descriptor import StepDescriptor
+from engine.forward import Parts
+from gpu_ops.batch import AttentionBatch
+from gpu_ops.device_rows import prepare_tokens
+from gpu_ops.token_inputs import TokenInputs
+
+Tensor = torch.Tensor
+
+MOST_TOKENS: Final = 256  # of a small step, prompts' and decode rows' together
+MOST_KEYS_READ: Final = 65_536  # by a step's prompt tokens: as much as a full decode step reads
+_BUCKETS: Final = (16, 32, 64, 96, 128, 192, 256)
+
+
+class SmallStepRunner:
+    """Runs small steps, replaying a graph where there is one. Owned by the engine thread.
+
+    hidden  [at least its tokens, hidden], of the last step
+    ids     [most tokens] int32, what was drawn for each token; of use where one was wanted
+    """
+
+    def __init__(self, parts: Parts, attentions: DecodeAttentions, most_tokens: int) -> None:
+        device = parts.model.device
+        self.ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
+        self.hidden = torch.empty((0, 0), device=device)
+        self._parts, self._attentions = parts, attentions
+        self._tokens = TokenInputs.allocate(most_tokens, device)
+        self._q_indptr = torch.arange(most_tokens + 1, dtype=torch.int32, device=device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its `hidden`
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Numbers of tokens that get a graph."""
+        return tuple(bucket for bucket in _BUCKETS if bucket <= len(self.ids))
+
+    def takes(self, step: StepDescriptor) -> bool:
+        """Whether a step with prefill segments is a small one."""
+        tokens = len(step.prefill_tokens) + len(step.decode_rows)
+        if tokens > len(self.ids):
+            return False
+        _, start, count, _ = step.segments.T
+        return int((count * start + count * (count + 1) // 2).sum()) <= MOST_KEYS_READ
+
+    def capture(self, stream: Any, pool: Any) -> None:
+        """A graph for each bucket, on the device's own stream; call it while idle."""
+        for bucket in reversed(self.buckets):
+            self._prepare_padding(bucket)
+            self._forward(bucket)  # outside of a graph: libraries set themselves up on first use
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                hidden = self._forward(bucket)
+            pool = pool or graph.pool()
+            self._graphs[bucket] = graph, hidden
+
+    def run(self, segments: Tensor, tokens: Tensor, decode_rows: Tensor) -> None:
+        """Leaves `ids` and `hidden`: of the segments' tokens, then of the decode rows.
+
+        segments [n, 4], tokens [m], decode_rows [d]  int32 on the device
+        """
+        parts, count = self._parts, len(tokens) + len(decode_rows)
+        padded = next((bucket for bucket in self._graphs_ascending() if bucket >= count), count)
+        state, prepared = parts.rows.step, self._tokens.first(padded)
+        prepare_tokens(segments, tokens, decode_rows, state, parts.page_size, prepared)
+        if padded in self._graphs:
+            graph, self.hidden = self._graphs[padded]
+            graph.replay()
+        else:
+            self.hidden = self._forward(padded)
+
+    def positions(self, first: int, end: int) -> Tensor:
+        """[end - first] int32, of what was drawn for those tokens."""
+        return self._tokens.inputs.kv_lens[first:end]
+
+    def _graphs_ascending(self) -> Sequence[int]:
+        return sorted(self._graphs)
+
+    def _prepare_padding(self, n: int) -> None:
+        """Tokens of the dummy row alone."""
+        device = self.ids.device
+        segments = torch.empty((0, 4), dtype=torch.int32, device=device)
+        none, state = segments.view(-1), self._parts.rows.step
+        prepare_tokens(segments, none, none, state, self._parts.page_size, self._tokens.first(n))
+
+    def _forward(self, n: int) -> Tensor:
+        parts, tokens = self._parts, self._tokens.first(n)
+        inputs = tokens.inputs
+        batch = AttentionBatch(
+            q_indptr=self._q_indptr[: n + 1],
+            kv_lens=inputs.kv_lens,
+            page_table=parts.rows.step.page_table,
+            prefills=0,
+            decodes=n,
+            plan=self._attentions.plan(tokens, parts.rows.step),
+        )
+        hidden = parts.model.hidden_states(
+            inputs.ids, inputs.positions, inputs.slots, parts.cache, batch
+        )
+        parts.sample(self.ids[:n], hidden, inputs.kv_lens, tokens.sampled_rows)
+        return hidden
