@@ -1,4 +1,4 @@
-"""A tour of a server with LangChain and LiteLLM, as their users call them.
+"""A tour of a server with LangChain, LiteLLM and openai-python, as their users call them.
 
     python -m venv CLIENTS && CLIENTS/bin/pip install langchain-openai litellm
     CLIENTS/bin/python tests/clients/tour.py http://127.0.0.1:8000
@@ -89,12 +89,9 @@ def langchain_structured() -> None:
 def langchain_logprobs() -> None:
     answer = chat_model(logprobs=True, top_logprobs=2).invoke(PARIS)
     entries = answer.response_metadata["logprobs"]["content"]
-    assert (
-        len(entries)
-        == answer.usage_metadata["output_tokens"]
-        - (answer.response_metadata["finish_reason"] == "stop")
-        or len(entries) == answer.usage_metadata["output_tokens"]
-    )
+    is_ended = answer.response_metadata["finish_reason"] == "stop"  # by an id without a text
+    assert len(entries) == answer.usage_metadata["output_tokens"] - is_ended
+    assert "".join(entry["token"] for entry in entries) == answer.content
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 
 
@@ -170,10 +167,36 @@ def anthropic_like() -> None:
     assert answer.choices[0].message.content
 
 
+def openai_responses() -> None:
+    asked = {
+        "model": MODEL, "input": PARIS, "temperature": 0, "max_output_tokens": 20,
+        "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+    }  # fmt: skip
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    (part,) = client.responses.create(**asked).output[-1].content
+    assert "".join(each.token for each in part.logprobs) == part.text
+    assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
+    with client.responses.stream(**asked) as stream:
+        told = [each for event in stream if event.type == "response.output_text.delta"
+                for each in event.logprobs]  # fmt: skip
+        assert stream.get_final_response().output[-1].content[0].text == part.text
+    assert [each.token for each in told] == [each.token for each in part.logprobs]
+
+
+def openai_extras() -> None:
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    asked = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0}
+    plain = client.completions.create(**asked).choices[0].text
+    word = plain.split()[0]
+    more = {"bad_words": [word], "prompt_logprobs": 1}
+    choice = client.completions.create(**asked, extra_body=more).choices[0]
+    assert word not in choice.text.split() and choice.prompt_logprobs[0] is None
+
+
 STOPS: list[Callable[[], None]] = [
     langchain_chat, langchain_stream, langchain_batch, langchain_tools, langchain_structured,
     langchain_logprobs, langchain_completion, langchain_errors, litellm_chat, litellm_stream,
-    litellm_tools, litellm_schema, litellm_errors, anthropic_like,
+    litellm_tools, litellm_schema, litellm_errors, anthropic_like, openai_responses, openai_extras,
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from httpd.app import create_app
 from httpd.call import Call, Telling
 from httpd.endpoint import Endpoint
 from httpd.running import Running
+from httpd.service import Job
 from tests.fakes_service import FakeService
 from tests.http.asgi_client import AsgiClient
 from tests.http.conftest import SETTINGS
@@ -245,15 +246,8 @@ async def test_the_prompt_is_not_kept_while_the_answer_is_made(
             freed.set()
 
     def parse(*_: Any) -> Call:
-        return Call(
-            prompts=(TextPrompt(Text("hi")),),
-            params=(SamplingParams(max_new_tokens=1),),
-            max_tokens_given=True,
-            constraint=None,
-            namespace="",
-            telling=Telling(stream, False, False),
-            unknown_fields=(),
-        )
+        job = Job(TextPrompt(Text("hi")), (SamplingParams(max_new_tokens=1),), True)
+        return Call((job,), Telling(stream, False, False), unknown_fields=())
 
     service.produce.clear()
     client = AsgiClient(
