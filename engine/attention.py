@@ -3,9 +3,9 @@
 Knows shapes and rows' state; neither models nor requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -183,18 +183,23 @@ class PrefillPlan:
     q_starts, kv_starts  [segments + 1] int32 on the device: queries and keys of each segment
     kv_slots             [keys] int32: where the segments' keys are, each from position 0 on
     lengths              (queries, keys) of each segment
+    by_window            FlashInfer's plan for each window; None: torch's kernels
     """
 
     q_starts: Tensor
     kv_starts: Tensor
     kv_slots: Tensor
     lengths: Sequence[tuple[int, int]]
+    by_window: Mapping[int | None, Any] | None = None
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
     ) -> Tensor:
         """As `ops.paged_attention`: causal, a segment's last query is its last key."""
         keys, values = gather_tokens(k_cache, v_cache, self.kv_slots)
+        if self.by_window is not None:
+            out: Tensor = self.by_window[window].run(q, keys, values)
+            return out
         if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
             return self._flash(q, keys, values, scale, window)
         return self._plain(q, keys, values, scale, window)

@@ -169,12 +169,19 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
     # Only where there is a device: a CPU needs nothing of what these import.
     from engine.cuda_executor import CudaExecutor
     from engine.cuda_memory import measure_step_bytes
+    from engine.flashinfer_prefill import find_flashinfer
     from engine.forward import buckets_up_to
 
     context = asked_context(config, model.config)
     buckets: tuple[int, ...] = ()
     if config.cuda_graph_max_rows and model.may_be_captured:
         buckets = buckets_up_to(min(config.max_running, config.cuda_graph_max_rows))
+    try:
+        flashinfer = find_flashinfer(
+            model.config, model.dtype, model.device, config.prefill_attention
+        )
+    except ValueError as error:
+        raise ModelError(str(error)) from error
     measured = measure_step_bytes(
         model,
         page_size=config.page_size,
@@ -182,6 +189,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
         max_pages_per_row=-(-context // config.page_size),
         prefill_tokens=config.prefill_budget or context,
         buckets=buckets,
+        flashinfer=flashinfer,
     )
     pages = _pool_pages(config, model, pool_budget(config, measured.left, on_cpu=False))
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
@@ -191,6 +199,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
         page_size=config.page_size,
         max_rows=config.max_running,
         max_pages_per_row=-(-max_model_len // config.page_size),
+        flashinfer=flashinfer,
     )
     if buckets:
         executor.capture_graphs(buckets)

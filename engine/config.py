@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 # Orders in which waiting requests start: engine/policies.py says what each means.
+PREFILL_ATTENTIONS: Final = ("auto", "torch", "flashinfer")
 SCHEDULE_POLICIES: Final = (
     "fcfs", "short-first", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority",
 )  # fmt: skip
@@ -33,6 +34,7 @@ class EngineConfig:
     cache: Literal["radix", "naive"] = "radix"
     overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
     cuda_graph_max_rows: int = 256  # decode steps of up to so many rows are graphs; 0: none are
+    prefill_attention: Literal["auto", "torch", "flashinfer"] = "auto"  # of CUDA devices
     cpu_threads: int | None = None  # torch's intra-op threads; None: every core (see DESIGN.md)
     seed: int = 0  # of dummy weights, and of a random order
     schedule_policy: str = "fcfs"
@@ -52,6 +54,11 @@ class EngineConfig:
                 self._within(name, value, 1, 2**31 - 1)
         if not 0.0 < self.memory_fraction <= 1.0:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be in (0, 1]")
+        if self.prefill_attention not in PREFILL_ATTENTIONS:
+            raise ValueError(
+                f"prefill_attention is {self.prefill_attention!r}; it must be one of "
+                f"{', '.join(PREFILL_ATTENTIONS)}"
+            )
         if self.cache not in ("radix", "naive"):
             raise ValueError(f"cache is {self.cache!r}; it must be radix or naive")
         if self.schedule_policy not in SCHEDULE_POLICIES:

@@ -18,6 +18,7 @@ import torch
 
 from engine.attention import DecodeAttentions, has_decode_kernel
 from engine.descriptor import HEADER_WORDS, SEGMENT_WORDS, StepDescriptor, decode
+from engine.flashinfer_prefill import FlashInferPrefill
 from engine.forward import AnySampler, DecodeRunner, Parts, PrefillRunner, SegmentIndex
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
@@ -40,6 +41,7 @@ class CudaExecutor:
     pages              of the KV pool, the dummy page included
     max_pages_per_row  of the longest request
     sampler            None: the CUDA kernel
+    flashinfer         computes prompts' attention; None: torch does
     small_step_tokens  most of a step that `SmallStepRunner` runs; None: as fits the model
     """
 
@@ -54,6 +56,7 @@ class CudaExecutor:
         streams: Streams | None = None,
         sampler: AnySampler | None = None,
         small_step_tokens: int | None = None,
+        flashinfer: FlashInferPrefill | None = None,
     ) -> None:
         device, vocabulary = model.device, model.config.vocab_size
         if small_step_tokens is None:
@@ -70,7 +73,7 @@ class CudaExecutor:
         attentions = DecodeAttentions(model.config, model.dtype, page_size, most, device)
         self._decode = DecodeRunner(parts, attentions)
         self._small = SmallStepRunner(parts, attentions, small_step_tokens)
-        self._prefill = PrefillRunner(parts)
+        self._prefill = PrefillRunner(parts, flashinfer)
         words = _STAGED_TOKENS + 16 * max_rows + 3 * max_pages_per_row
         self._redraw = Redraw(parts, max_rows + 1)
         self._staging = StagingRing(self._streams, self._rows, words)

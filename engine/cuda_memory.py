@@ -13,6 +13,7 @@ import torch
 
 from engine.cuda_executor import CudaExecutor
 from engine.descriptor import StepDescriptor
+from engine.flashinfer_prefill import FlashInferPrefill
 from engine.models.decoder import Decoder
 
 
@@ -37,6 +38,7 @@ def measure_step_bytes(
     max_pages_per_row: int,
     prefill_tokens: int,
     buckets: Sequence[int],
+    flashinfer: FlashInferPrefill | None,
 ) -> StepBytes:
     """Runs a trial; gives its memory back. Blocks. Compiles the kernels, too.
 
@@ -50,6 +52,7 @@ def measure_step_bytes(
         page_size=page_size,
         max_rows=max_rows,
         max_pages_per_row=max_pages_per_row,
+        flashinfer=flashinfer,
     )
     prefill = largest_prefill(prefill_tokens, max_rows, max_pages_per_row * page_size)
     trial.launch_no_sync(prefill.encode()).wait_tokens_sync()

@@ -13,6 +13,7 @@ import torch
 
 from engine.attention import DecodeAttentions, PrefillPlan
 from engine.descriptor import StepDescriptor
+from engine.flashinfer_prefill import FlashInferPrefill
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
@@ -164,10 +165,13 @@ class SegmentIndex:
 
 
 class PrefillRunner:
-    """Computes prefill segments. Owned by the engine thread."""
+    """Computes prefill segments. Owned by the engine thread.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    flashinfer  whose attention it is; None: torch's
+    """
+
+    def __init__(self, parts: Parts, flashinfer: FlashInferPrefill | None) -> None:
+        self._parts, self._flashinfer = parts, flashinfer
 
     def run(self, index: SegmentIndex, staged: Sequence[Tensor], ids: Tensor) -> Tensor:
         """Writes ids [sampled by segments] int32; returns the hidden states, [tokens, hidden].
@@ -182,7 +186,10 @@ class PrefillRunner:
         if keys > total:
             _, kv_slots = position_slots(segments, kv_starts, keys, True, state, parts.page_size)
         queries, lengths = np.diff(index.q_starts).tolist(), np.diff(index.kv_starts).tolist()
-        plan = PrefillPlan(q_starts, kv_starts, kv_slots, list(zip(queries, lengths, strict=True)))
+        plan = PrefillPlan(
+            q_starts, kv_starts, kv_slots, list(zip(queries, lengths, strict=True)),
+            self._planned(index),
+        )  # fmt: skip
         batch = AttentionBatch(
             q_indptr=q_starts,
             kv_lens=segments[:, 1] + segments[:, 2],
@@ -195,3 +202,12 @@ class PrefillRunner:
         if len(sampled):
             parts.sample(ids, hidden.index_select(0, sampled), sample_positions, rows)
         return hidden
+
+    def _planned(self, index: SegmentIndex) -> dict[int | None, Any] | None:
+        if self._flashinfer is None:
+            return None
+        model, plan = self._parts.model, self._flashinfer.plan
+        return {
+            window: plan(index.q_starts, index.kv_starts, model.scale, window)
+            for window in sorted(set(model.config.windows), key=lambda window: window or 0)
+        }

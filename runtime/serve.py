@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import click
 
-from engine.config import SCHEDULE_POLICIES, EngineConfig
+from engine.config import PREFILL_ATTENTIONS, SCHEDULE_POLICIES, EngineConfig
 from engine.errors import ModelError
 from engine.limits import check_settings
 from engine.model_config import ModelConfig, read_model_config
@@ -94,6 +94,12 @@ _PATH: Final = click.Path(path_type=Path)
               help="Decode steps of up to so many requests run as CUDA graphs; 256 are the most.  "
               "[default: --max-running]")  # fmt: skip
 @click.option("--no-cuda-graph", is_flag=True, help="Launch every decode step kernel by kernel.")
+@option(
+    "--prefill-attention",
+    "Kernels for prompts on a GPU; auto: FlashInfer's FlashAttention 3 where flashinfer-python is "
+    "installed and takes the model, else torch's.",
+    type=click.Choice(PREFILL_ATTENTIONS),
+)
 @option("--cpu-threads", "torch's threads on a CPU; without it, one a core.", type=int)
 @option("--seed", "Seed of dummy weights.", type=int)
 @option(

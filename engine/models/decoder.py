@@ -113,7 +113,7 @@ class Decoder:
             for table in (self.embedding, self.head):
                 table[share.vocabulary.size :] = 0.0
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_positions, device)
-        self._scale = config.head_dim**-0.5
+        self.scale = config.head_dim**-0.5
         self.may_be_captured = True  # known once it is prepared for inference
 
     def destinations(self) -> dict[str, Destination]:
@@ -236,7 +236,7 @@ class Decoder:
             step.cache.keys[index],
             step.cache.values[index],
             step.batch,
-            self._scale,
+            self.scale,
             layer.window,
         )
         return attended.flatten(1)

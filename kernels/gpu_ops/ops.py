@@ -41,10 +41,10 @@ _CUDA_MODULES: Final = {
 
 
 @functools.cache
-def _cuda(name: str) -> Callable[..., Any]:
+def _cuda(name: str) -> Callable[..., Tensor]:
     """A CUDA implementation; its module is loaded on first use: a CPU needs none of it."""
     module = importlib.import_module(_CUDA_MODULES.get(name, "gpu_ops.cuda_ops"))
-    implementation: Callable[..., Any] = getattr(module, name)
+    implementation: Callable[..., Tensor] = getattr(module, name)
     return implementation
 
 
@@ -236,8 +236,9 @@ def many_linear_add_(
     x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, eps: float
 ) -> Unnormed:
     """residual [n, out] += x weightᵀ; its rms_norm, half done; for what `takes_many_rows`."""
-    after: Unnormed = _cuda("many_linear_add_")(x, weight, residual, norm, eps)
-    return after
+    implementation: Callable[..., Any] = _cuda("many_linear_add_")
+    half_done: Unnormed = implementation(x, weight, residual, norm, eps)
+    return half_done
 
 
 def sample(
