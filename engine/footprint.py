@@ -89,7 +89,7 @@ def workspace_bytes(
     hidden, heads = config.hidden_size, (config.heads + 2 * config.kv_heads) * config.head_dim
     ffn = config.ffn_size if config.moe is None else config.moe.ffn_size * config.moe.top_k
     widest = 4 * hidden + 2 * heads + 3 * ffn  # residual, norm, a layer's largest parts
-    logits = min(rows, prefill_tokens) * config.vocab_size * (item_bytes + _FLOAT32)
+    logits = min(rows, prefill_tokens) * config.vocab_size * item_bytes
     return prefill_tokens * widest * item_bytes + logits + rows * context // 16 * _INT32
 
 

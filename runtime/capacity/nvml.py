@@ -72,7 +72,8 @@ class Nvml:
         count = asked.ask("number of GPUs", self._nvml.nvmlDeviceGetCount)
         if count is None:
             self.close()
-            self._absent = f"NVML does not tell of GPUs: {asked.faults[0].why}"
+            why = asked.faults[0].why if asked.faults else "not supported"
+            self._absent = f"NVML does not tell of GPUs: {why}"
             return Gpus((), None, None, self._absent)
         driver = asked.ask("driver version", self._nvml.nvmlSystemGetDriverVersion)
         cuda = asked.ask("CUDA version", self._nvml.nvmlSystemGetCudaDriverVersion_v2)
