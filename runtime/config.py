@@ -9,6 +9,7 @@ from typing import Final
 from engine.config import EngineConfig
 from httpd.auth import Access, Keyring
 from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
+from runtime.logs import FORMATS
 
 MIB: Final = 1 << 20
 CACHE_ISOLATIONS: Final = ("none", "key")
@@ -40,6 +41,9 @@ class ServerConfig:
     admin_keys: Keyring = Keyring()  # none: see `access`
     cache_isolation: str = "none"  # none: keys share prefixes; key: each has its own
     access_log: bool = False
+    log_format: str = "human"
+    profile: int = 0  # steps that torch's profiler traces; 0: none
+    profile_dir: Path = Path()  # where the trace goes
     request_timeout_s: float | None = None  # from its headers to the end of its answer
     stall_timeout_s: float = 60.0  # a client that takes nothing of its answer so long is cut
     drain_timeout_s: float = 30.0  # for running requests to end after SIGTERM
@@ -51,6 +55,10 @@ class ServerConfig:
         self._among("cache_isolation", self.cache_isolation, CACHE_ISOLATIONS)
         if self.cache_isolation == "key" and not self.api_keys:
             raise ValueError("cache_isolation is 'key', but there are no API keys to tell apart")
+        self._among("log_format", self.log_format, FORMATS)
+        self._within("profile", self.profile, 0, 100_000)
+        if self.profile and not self.profile_dir.is_dir():
+            raise ValueError(f"profile_dir is {self.profile_dir}; there is no such folder")
         self._within("port", self.port, 0, 65_535)
         self._within("tokenizer_threads", self.tokenizer_threads, 1, 64)
         self._within("max_queued", self.max_queued, 1, 1 << 20)

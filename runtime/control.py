@@ -20,6 +20,7 @@ from runtime.channel import Receiver, Sender
 from runtime.engine_thread import Answer, Command, FlushCache, ReadSteps
 from runtime.inbox import Inbox, LoopInbox, Wakeup
 from runtime.lifecycle import Lifecycle
+from runtime.monitor import all_stacks
 from runtime.service import ThreadedService
 
 COMMANDS: Final = 16
@@ -69,6 +70,9 @@ class ServerControl:
         alive = self._service.alive
         self._service.abort_all()
         return alive
+
+    def stacks(self) -> str:
+        return all_stacks()
 
     def _send(self, command: Callable[[int], Command]) -> None:
         """Raises `Rejected` where nobody would answer."""

@@ -23,9 +23,10 @@ from engine.weights import Progress as Weights
 from httpd.parsing.formats import choose_formats
 from httpd.service import ModelCard
 from runtime.config import ServerConfig
-from runtime.engine_thread import Loaded, Progress
+from runtime.engine_thread import Loaded, Progress, ServedEngine
 from runtime.gil import check_gil
 from runtime.messages import ModelFacts
+from runtime.profiling import profiled
 from runtime.ranks.leader import RankZero
 from runtime.ranks.rank import Rank
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 def load_engine(
     config: ServerConfig, progress: Progress, ranks: RankZero | None = None
-) -> tuple[Engine, Loaded]:
+) -> tuple[ServedEngine, Loaded]:
     """The engine, warmed up, and what the other threads need of the model.
 
     ranks  the others that serve the model, of which this is the first; None: there are none
@@ -69,7 +70,10 @@ def load_engine(
     )
     told = ModelFacts(card, kv_tokens=facts.kv_tokens, device=facts.device, dtype=facts.dtype)
     grammars = GrammarsOnDemand(partial(_grammar_compiler, config, tokenizer, facts.vocab_size))
-    return engine, Loaded(told, tokenizer, Detokenizer(tokenizer), grammars)
+    loaded = Loaded(told, tokenizer, Detokenizer(tokenizer), grammars)
+    if config.profile:
+        return profiled(engine, config.profile, config.profile_dir), loaded
+    return engine, loaded
 
 
 def _build(

@@ -1,11 +1,11 @@
-"""What a person at the terminal sees while the server starts, and the form of log lines."""
+"""What a person at the terminal sees while the server starts; programs get it as log lines."""
 
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,20 +18,9 @@ from runtime.config import ServerConfig
 from runtime.gil import is_gil_enabled
 from runtime.messages import ModelFacts
 
+log = logging.getLogger(__name__)
+
 _EVERY_S: Final = 5.0  # between two lines about the same, where nobody watches a bar
-
-
-def set_up_logging(process: str = "") -> None:
-    """One form for every line, with the thread that wrote it; to standard error.
-
-    process  what each line says of who wrote it, where several processes write to one place
-    """
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s %(levelname)-7s {process}%(threadName)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    logging.getLogger("hypercorn.error").setLevel(logging.WARNING)  # it greets, and so do we
 
 
 class LoadingReport:
@@ -40,8 +29,12 @@ class LoadingReport:
     Owned by the engine thread while it loads, then by the main thread.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, as_log: bool = False
+    ) -> None:
+        """as_log  write log lines, and never a bar"""
         self._console = Console(stderr=True)
+        self._as_log = as_log
         self._clock = clock
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -53,11 +46,11 @@ class LoadingReport:
         doing  what is being loaded or made
         done   how much of it, 0 to 1; None where that is not known
         """
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._as_log:
             self._draw(doing, done)
         elif doing != self._doing or self._clock() - self._told_s >= _EVERY_S:
             percent = "" if done is None else f" {100 * done:.0f} %"
-            self._console.print(f"plait: {doing}{percent}", highlight=False)
+            tell([f"{doing}{percent}"], as_log=self._as_log)
             self._told_s = self._clock()
         self._doing = doing
 
@@ -82,10 +75,19 @@ class LoadingReport:
             self._bar.refresh()
 
 
-def show_capacity(report: Capacity) -> None:
+def tell(lines: Sequence[str], *, as_log: bool) -> None:
+    """Says something to whoever started the server."""
+    if as_log:
+        for line in lines:
+            log.info("%s", line.strip())
+    else:
+        said = [line if line.startswith(" ") else f"plait: {line}" for line in lines]
+        print("\n".join(said), file=sys.stderr, flush=True)
+
+
+def show_capacity(report: Capacity, *, as_log: bool) -> None:
     """Says what the machine can carry, while the model is loaded."""
-    lines = [f"plait: {line}" for line in summary(report)]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    tell(summary(report), as_log=as_log)
 
 
 def show_ready(config: ServerConfig, facts: ModelFacts, address: str) -> None:
@@ -93,7 +95,7 @@ def show_ready(config: ServerConfig, facts: ModelFacts, address: str) -> None:
     gil = "one core for all threads (GIL on)" if is_gil_enabled() else "free-threaded (GIL off)"
     name = facts.card.id
     lines = [
-        f"plait: {name} is ready at {address} after {_process_age_s():.1f} s",
+        f"{name} is ready at {address} after {_process_age_s():.1f} s",
         f"  {facts.dtype} on {facts.device}; KV cache for {facts.kv_tokens:,} tokens; "
         f"context {facts.card.max_model_len:,}; {gil}",
         "  Try it:",
@@ -101,7 +103,7 @@ def show_ready(config: ServerConfig, facts: ModelFacts, address: str) -> None:
     ]
     if not config.api_keys and not config.is_local:
         lines.append("  Without API keys, whoever reaches this address may use it: --api-key-file")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    tell(lines, as_log=config.log_format == "json")
 
 
 def _process_age_s() -> float:

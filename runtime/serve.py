@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -32,14 +33,16 @@ from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.flags import option
 from runtime.gil import restart_without_gil
 from runtime.keys import ADMIN_KEYS, API_KEYS, take_keys
+from runtime.logs import FORMATS, set_up_logging
 from runtime.messages import ModelFacts
+from runtime.monitor import all_stacks
 from runtime.ranks.facts import Facts, facts_of
 from runtime.ranks.follower import Follower, RankExecutor, meet_leader
 from runtime.ranks.launch import run_ranks
 from runtime.ranks.leader import RankZero, gather_ranks
 from runtime.ranks.links import RanksError
 from runtime.ranks.rank import MOST_RANKS, Rank
-from runtime.report import LoadingReport, set_up_logging, show_capacity, show_ready
+from runtime.report import LoadingReport, show_capacity, show_ready, tell
 from runtime.server import Server
 from runtime.setup.console import SetupError
 from runtime.version import plait_version
@@ -130,6 +133,9 @@ _PATH: Final = click.Path(path_type=Path)
         "API key; a request's cache_salt does besides.",
         type=click.Choice(CACHE_ISOLATIONS))  # fmt: skip
 @option("--access-log/--no-access-log", "A line for each request.")
+@option("--log-format", "human, or json: an object a line.", type=click.Choice(FORMATS))
+@option("--profile", "Trace the first so many steps with torch's profiler.", type=int)
+@option("--profile-dir", "Where the trace goes.", type=_PATH)
 @option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
          type=float)  # fmt: skip
 @option("--trace-steps", "Of how many steps GET /debug/steps tells an admin why each was so; 0 "
@@ -189,7 +195,7 @@ def _run_rank(config: ServerConfig, rank: Rank, asked: Asked) -> tuple[int, bool
 
 
 def _follow(config: ServerConfig, rank: Rank, facts: Facts) -> tuple[int, bool]:
-    set_up_logging(f"rank {rank.rank} ")
+    set_up_logging(config.log_format, rank.rank)
     faulthandler.enable()
     link, steps, port = meet_leader(rank, facts)
 
@@ -244,12 +250,13 @@ def run(
     asked  what the capacity report is about; None: the machine alone
     ranks  the others that serve the model; None: there are none
     """
-    set_up_logging()
+    as_log = config.log_format == "json"
+    set_up_logging(config.log_format)
     faulthandler.enable()
     _allow_many_files()
     listening = listen(config)
     address = address_of(config, listening)
-    report = LoadingReport()
+    report = LoadingReport(as_log=as_log)
 
     def on_ready(facts: ModelFacts) -> None:
         report.finish()
@@ -257,7 +264,8 @@ def run(
 
     server = Server(
         config, listening, load, version=plait_version(), progress=report, on_ready=on_ready,
-        capacity=asked, on_capacity=show_capacity, followers=() if ranks is None else ranks.links,
+        capacity=asked, on_capacity=partial(show_capacity, as_log=as_log),
+        followers=() if ranks is None else ranks.links,
     )  # fmt: skip
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -265,13 +273,17 @@ def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    print(f"plait: loading {config.model_name}; {address}/health tells when it is ready",
-          file=sys.stderr, flush=True)  # fmt: skip
+    signal.signal(signal.SIGUSR1, _log_stacks)
+    tell([f"loading {config.model_name}; {address}/health tells when it is ready"], as_log=as_log)
     outcome = server.run()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     report.finish()
     return outcome.exit_code, outcome.all_ended
+
+
+def _log_stacks(_number: int, _frame: FrameType | None) -> None:
+    log.warning("all threads:\n%s", all_stacks())
 
 
 def load_real(config: ServerConfig, ranks: RankZero | None = None) -> Load:

@@ -69,13 +69,14 @@ class TokenizerLoop:
 
     def _answer(self, submission: Submission, pulse: Pulse) -> None:
         made = self._encode(submission)
+        encoded_s = time.monotonic()
         verdict: Verdict
         if isinstance(made, Refused):
             verdict = made
         else:
             for request in made:
                 pulse.push(self._rings.requests, request)
-            verdict = Accepted(submission.ids, len(made[0].prompt_ids), time.monotonic())
+            verdict = Accepted(submission.ids, len(made[0].prompt_ids), encoded_s)
         pulse.push(self._rings.verdicts, verdict)
 
     def _encode(self, submission: Submission) -> list[Request] | Refused:

@@ -27,3 +27,6 @@ class FakeControl:
     def abort_all(self) -> int:
         self.aborts += 1
         return 3
+
+    def stacks(self) -> str:
+        return "Thread engine:\n  in its place\n"

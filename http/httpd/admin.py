@@ -1,7 +1,7 @@
 """The operator's routes.
 
 POST /flush_cache; POST /abort for one request or for all; GET /debug/steps, why the last steps of
-the engine were as they were.
+the engine were as they were; POST /debug/stacks, where every thread is now.
 """
 
 from typing import Any, Final, Protocol
@@ -42,6 +42,10 @@ class Control(Protocol):
         """Ends every request; how many there were. Their clients are told."""
         ...
 
+    def stacks(self) -> str:
+        """The Python stack of every thread."""
+        ...
+
 
 def admin_routes(
     control: Control, running: Running, access: Access, body_timeout_s: float
@@ -67,7 +71,13 @@ def admin_routes(
         lines = await control.read_steps(_how_many(request.query_params.get("last")))
         return Response(lines, media_type="application/jsonl")
 
-    acts = (("/flush_cache", flush_cache), ("/abort", abort), ("/debug/steps", read_steps))
+    async def stacks(_request: Request) -> Response:
+        return Response(control.stacks(), media_type="text/plain")
+
+    acts = (
+        ("/flush_cache", flush_cache), ("/abort", abort), ("/debug/steps", read_steps),
+        ("/debug/stacks", stacks),
+    )  # fmt: skip
     return [
         Route(
             path,

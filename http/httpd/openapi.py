@@ -92,6 +92,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("POST", "/flush_cache"): Operation(
         "Gives the prefix cache's pages back; for an admin", "Flushed"
     ),
+    ("POST", "/debug/stacks"): Operation(
+        "Where every thread is; for an admin", "StackDump", media_type="text/plain"
+    ),
     ("POST", "/abort"): Operation(
         "Ends one request, or all; for an admin", "Aborted", "AbortRequest", not_found=True
     ),

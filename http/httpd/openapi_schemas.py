@@ -163,6 +163,7 @@ ANSWERS: Final[dict[str, Schema]] = {
     "Flushed": record({"freed_pages": COUNT}),
     "Aborted": record({"aborted": COUNT}),
     "StepLines": STRING,
+    "StackDump": STRING,
     "Object": OBJECT,
 }
 

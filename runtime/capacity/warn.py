@@ -16,6 +16,10 @@ from runtime.live import Warned
 
 log = logging.getLogger(__name__)
 
+CODES: Final = (
+    "throttled", "memory_taken", "ecc_uncorrected", "ecc_corrected", "gpu_lost", "gpu_gone",
+    "host_memory_low", "falling_behind",
+)  # fmt: skip
 THROTTLED_S: Final = 5.0  # so long must a GPU be slowed down
 BEHIND_S: Final = 30.0  # so long must the queue grow
 LOW_SHARE: Final = 0.05  # of the host's memory
@@ -50,6 +54,7 @@ class Watch:
             if before is None:
                 log.warning("%s", message)
             code = key.partition(" ")[0]
+            assert code in CODES
             at_s = time.time() if before is None else before.since_s
             self._warned[key] = Warned(code, message, at_s)
         return tuple(self._warned.values())

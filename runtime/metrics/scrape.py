@@ -15,6 +15,7 @@ from engine.core import EngineStats
 from engine.step_counters import STEP_BOUNDS_S
 from httpd.service import State
 from httpd.traces import Traces
+from runtime.capacity.warn import CODES
 from runtime.live import Live
 from runtime.metrics.families import Families
 from runtime.metrics.histogram import Histogram
@@ -74,9 +75,10 @@ def _server(to: Families, sources: Sources, live: Live) -> None:
         "ring_depth", "Items on their way between two threads.",
         [({"ring": name}, depth) for name, depth in sources.ring_depths().items()],
     )  # fmt: skip
+    warned = {each.code for each in live.warnings}
     to.gauges(
         "warning", "1 while it lasts: what will cost speed or requests.",
-        [({"code": code}, 1.0) for code in sorted({each.code for each in live.warnings})],
+        [({"code": code}, float(code in warned)) for code in CODES],
     )  # fmt: skip
     to.gauge("host_memory_available_bytes", "Of this machine.", live.memory_available_bytes)
 

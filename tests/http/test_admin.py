@@ -46,7 +46,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("access", "key", "status", "code"), CASES)
-@pytest.mark.parametrize("path", ["/flush_cache", "/abort"])
+@pytest.mark.parametrize("path", ["/flush_cache", "/abort", "/debug/stacks"])
 async def test_who_may_administer(
     access: Access, key: str | None, status: int, code: str | None, path: str
 ) -> None:

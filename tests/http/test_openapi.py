@@ -63,7 +63,7 @@ async def test_references_lead_somewhere(client: httpx.AsyncClient) -> None:
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in schemas, reference
     unused = set(schemas) - {each.rpartition("/")[2] for each in references(document)}
-    assert unused <= {"AbortRequest", "Aborted", "Flushed", "StepLines"}  # of admins
+    assert unused <= {"AbortRequest", "Aborted", "Flushed", "StepLines", "StackDump"}  # of admins
 
 
 async def test_the_limits_are_those_of_the_models(client: httpx.AsyncClient) -> None:
@@ -114,6 +114,7 @@ ASKED: list[tuple[str, Any]] = [
     ("/metrics", None),
     ("/debug/requests/{id}", None),
     ("/debug/steps", None),
+    ("/debug/stacks", {}),
     ("/flush_cache", {}),
     ("/abort", {"all": True}),
 ]

@@ -1,6 +1,7 @@
 """A whole server process over a fake engine: its start, its end, and its faults."""
 
 import functools
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -176,3 +177,27 @@ def test_loading_that_fails_ends_with_its_reason() -> None:
         said = server.all_said()
         assert "config.json names no architecture" in said and "all_ended=True" in said
         assert "Traceback" not in said, "it is the model's fault, not ours"
+
+
+def test_stacks_on_demand() -> None:
+    """By a signal into the log, by an admin's request into the answer; the server goes on."""
+    with serving() as server:
+        server.ready()
+        told = server.post("/debug/stacks", {})
+        for thread in ("http", "engine", "detokenizer", "tokenizer-0", "monitor", "MainThread"):
+            assert f"Thread {thread}:" in told.text
+        server.process.send_signal(signal.SIGUSR1)
+        server.wait_for("all threads:")
+        assert server.ask("hello").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+
+
+def test_logs_for_programs() -> None:
+    with serving(log_format="json") as server:
+        server.ready()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        lines = [line for line in server.all_said().splitlines() if not line.startswith("exit ")]
+        told = [json.loads(line)["message"] for line in lines]
+        assert any("is ready at" in each for each in told) and told[-1] == "ended"
