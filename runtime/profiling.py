@@ -43,7 +43,7 @@ class ProfiledEngine:
             return self._engine.step()
         if self._profile is None:
             log.info("tracing %d steps", self._left)
-            self._profile = torch.profiler.profile(activities=_activities())
+            self._profile = torch.profiler.profile(activities=_activities(), acc_events=True)
             self._profile.start()
         output = self._engine.step()
         self._left -= 1
