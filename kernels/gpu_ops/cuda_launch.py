@@ -10,6 +10,7 @@ kernel writes nothing, and reads only what such earlier kernels wrote.
 import ctypes
 import functools
 import struct
+import threading
 from collections.abc import Mapping
 from typing import Final
 
@@ -81,12 +82,13 @@ class Kernel:
     def __init__(self, library: ctypes.c_void_p, name: str, parameters: str) -> None:
         self.name = name
         formats = [_TENSOR_MAP if letter == "T" else letter for letter in parameters]
-        self._pack = struct.Struct("@" + "".join(formats)).pack
+        self._layout = struct.Struct("@" + "".join(formats))
         self._offsets = [
             struct.calcsize("@" + "".join(formats[: i + 1])) - struct.calcsize("@" + formats[i])
             for i in range(len(formats))
         ]
         self._handle = ctypes.c_void_p()
+        self._own = _OwnLaunch()
         get = driver().cuLibraryGetKernel
         check(get(ctypes.byref(self._handle), library, name.encode()), name)
 
@@ -115,9 +117,12 @@ class Kernel:
 
         Raises CudaError.
         """
-        bound = self.bind(
-            grid, threads, *arguments, shared_bytes=shared_bytes, overlap=overlap, cluster=cluster
-        )
+        bound = self._own.launch
+        if bound is None:
+            bound = self._own.launch = BoundLaunch(
+                self.name, self._handle, self._layout, self._offsets
+            )
+        bound.settle(grid, threads, arguments, shared_bytes, overlap, cluster)
         bound(torch.cuda.current_stream().cuda_stream)
 
     def bind(
@@ -130,35 +135,57 @@ class Kernel:
         cluster: int = 1,
     ) -> "BoundLaunch":
         """What `launch` would do, to be done any number of times; the arguments stay valid."""
-        packed = ctypes.create_string_buffer(self._pack(*arguments))
-        attributes = _attributes(overlap, cluster)
-        config = _Config(
-            (grid[0], grid[1], 1), (threads, 1, 1), shared_bytes, None, attributes, len(attributes)
-        )
-        return BoundLaunch(self.name, self._handle, config, packed, self._offsets)
+        bound = BoundLaunch(self.name, self._handle, self._layout, self._offsets)
+        bound.settle(grid, threads, arguments, shared_bytes, overlap, cluster)
+        return bound
 
 
 class BoundLaunch:
-    """A launch whose arguments are settled: one driver call each time. Owned by one thread."""
+    """A launch whose arguments are settled: one driver call each time. Owned by one thread.
+
+    Making one costs several times what settling it again does: the driver copies all it is given
+    during the call, so the buffers may be written anew right after.
+    """
 
     def __init__(
-        self,
-        name: str,
-        handle: ctypes.c_void_p,
-        config: _Config,
-        packed: "ctypes.Array[ctypes.c_char]",
-        offsets: list[int],
+        self, name: str, handle: ctypes.c_void_p, layout: struct.Struct, offsets: list[int]
     ) -> None:
-        base = ctypes.addressof(packed)
+        self._name, self._layout, self._config = name, layout, _Config()
+        self._packed = ctypes.create_string_buffer(layout.size)  # kept alive, as is the config
+        base = ctypes.addressof(self._packed)
         pointers = (ctypes.c_void_p * len(offsets))(*[base + at for at in offsets])
-        self._name, self._config, self._packed = name, config, packed  # kept alive
-        self._arguments = ctypes.byref(config), handle, pointers, None
+        self._arguments = ctypes.byref(self._config), handle, pointers, None
         self._launch = driver().cuLaunchKernelEx
+        self._config.grid[2] = 1
+        self._config.block[1] = self._config.block[2] = 1
+
+    def settle(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        arguments: tuple[int | float | bytes, ...],
+        shared_bytes: int,
+        overlap: bool,
+        cluster: int,
+    ) -> None:
+        """As `Kernel.launch` takes them."""
+        self._layout.pack_into(self._packed, 0, *arguments)
+        config, attributes = self._config, _attributes(overlap, cluster)
+        config.grid[0], config.grid[1] = grid
+        config.block[0] = threads
+        config.shared_bytes = shared_bytes
+        config.attributes, config.attribute_count = attributes, len(attributes)
 
     def __call__(self, stream: int) -> None:
         """Launches on the stream with this handle. Raises CudaError."""
         self._config.stream = stream
         check(self._launch(*self._arguments), self._name)
+
+
+class _OwnLaunch(threading.local):
+    """The launch that a thread settles anew each time, for one kernel."""
+
+    launch: BoundLaunch | None = None
 
 
 def copy_no_sync(to: int, source: int, size_bytes: int, stream: int) -> None:
