@@ -197,15 +197,13 @@ class _Restricted:
 
     def _next_mask(self) -> Int32Array | None:
         """What may come next; None: anything that the row's rules leave."""
+        words, standing = self._mask_of_phase(), self._standing
+        if standing is None:
+            return words
         bad_ids = () if self._bad_words is None else self._bad_words.next_ids()
-        words = self._mask_of_phase()
-        if words is None:
-            if not bad_ids and self._standing.any():
-                return None
-            words = self._words
-            words[:] = self._standing
-        else:
-            words &= self._standing
+        if words is None and not bad_ids and standing.any():
+            return None
+        words = standing.copy() if words is None else words & standing
         _forbid(words, bad_ids)
         if not words.any():
             raise NothingFits(_NOTHING_FITS)
@@ -229,9 +227,11 @@ class _Restricted:
         return self._words
 
 
-def _standing(request: Request, vocab_size: int) -> Int32Array:
-    """[words] int32: a bit for each id that the request's rules leave, whatever comes."""
+def _standing(request: Request, vocab_size: int) -> Int32Array | None:
+    """[words] int32: a bit for each id that the request's rules leave; None: they leave all."""
     allowed = request.params.allowed_token_ids
+    if allowed is None and not request.bad_sequences:
+        return None
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     if allowed is None:
         bits[:vocab_size] = True

@@ -20,7 +20,7 @@ from engine.request import (
 _TAIL_IDS: Final = 32
 
 
-class Vocabulary(Protocol):
+class Speller(Protocol):
     """What is asked of `engine.tokenizer.Tokenizer`. Safe from any thread."""
 
     def token_id(self, text: str) -> int | None:
@@ -37,7 +37,7 @@ class Vocabulary(Protocol):
         ...
 
 
-def bad_sequences(vocabulary: Vocabulary, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def bad_sequences(speller: Speller, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The sequences of ids that spell the words: each at a text's beginning, and behind a space.
 
     Most vocabularies write the two with different tokens. Raises PromptError.
@@ -46,13 +46,13 @@ def bad_sequences(vocabulary: Vocabulary, words: Sequence[str]) -> tuple[tuple[i
     for word in words:
         bare = word.lstrip(" ")
         for text in (bare, f" {bare}") if bare else (word,):
-            found[vocabulary.encode_word(text)] = None
+            found[speller.encode_word(text)] = None
     found.pop((), None)
     return tuple(found)
 
 
 def begins_reasoning(
-    vocabulary: Vocabulary, markers: ReasoningMarkers, prompt: Prompt, prompt_ids: Int32Array
+    speller: Speller, markers: ReasoningMarkers, prompt: Prompt, prompt_ids: Int32Array
 ) -> bool:
     """Whether the output begins inside reasoning.
 
@@ -63,20 +63,18 @@ def begins_reasoning(
     if isinstance(prompt, ChatPrompt) and prompt.continue_final:
         text = _text(prompt.messages[-1].get("content"))
         return text.rfind(markers.opening) > text.rfind(markers.closing)
-    tail = vocabulary.decode(prompt_ids[-_TAIL_IDS:].tolist(), skip_special_tokens=False).rstrip()
+    tail = speller.decode(prompt_ids[-_TAIL_IDS:].tolist(), skip_special_tokens=False).rstrip()
     if tail.endswith(markers.closing):
         return False
     return markers.always or tail.endswith(markers.opening)
 
 
-def thinking(
-    vocabulary: Vocabulary, params: SamplingParams, *, has_grammar: bool
-) -> Thinking | None:
+def thinking(speller: Speller, params: SamplingParams, *, has_grammar: bool) -> Thinking | None:
     """What bounds the reasoning, where something does and the model's markers are tokens."""
     markers, budget = params.reasoning, params.thinking_budget
     if markers is None or not (has_grammar or budget is not None):
         return None
-    opening, closing = map(vocabulary.token_id, (markers.opening, markers.closing))
+    opening, closing = map(speller.token_id, (markers.opening, markers.closing))
     return None if opening is None or closing is None else Thinking(opening, closing, budget)
 
 

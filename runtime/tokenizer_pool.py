@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine.constraints import failure_at_once
 from engine.errors import PromptError
-from engine.preparation import Vocabulary, bad_sequences, begins_reasoning, thinking
+from engine.preparation import Speller, bad_sequences, begins_reasoning, thinking
 from engine.request import ChatPrompt, Int32Array, Prompt, Request
 from httpd.service import Job
 from runtime.channel import Receiver, Sender
@@ -23,7 +23,7 @@ from runtime.worker import TICK_S, Pulse, Stopped
 log = logging.getLogger(__name__)
 
 
-class Encoder(Vocabulary, Protocol):
+class Encoder(Speller, Protocol):
     """What is asked of `engine.tokenizer.Tokenizer`. Safe from any thread."""
 
     def encode_prompt(self, prompt: Prompt) -> Int32Array:

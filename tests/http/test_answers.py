@@ -308,3 +308,17 @@ async def test_a_generation_without_an_end_is_an_error(
     assert (await chat(client)).status_code == 500
     assert '"internal_error"' in (await chat(client, stream=True)).text
     assert [generation.aborts for generation in service.generations] == [1, 1]
+
+
+async def test_what_nothing_meets_is_the_clients_fault(
+    client: httpx.AsyncClient, service: FakeService
+) -> None:
+    """A 400 while nothing is sent, and else the last event; nobody tries again."""
+    ending = delta(finish=Finish.UNSATISFIABLE, error="No token can come next.")
+    service.script = [delta("Hel", tokens=1), ending]
+    response = await chat(client)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsatisfiable")
+    assert (error["type"], error["message"]) == ("invalid_request_error", "No token can come next.")
+    *_, last, _ = (await chat(client, stream=True)).text.split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"] == error

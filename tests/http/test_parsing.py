@@ -52,7 +52,8 @@ def outcome(parse: Any, body: bytes) -> None:
         for params in call.params:
             assert params.max_new_tokens > 0 or params.echo
             assert 0 <= params.temperature <= 2 and 0 < params.top_p <= 1
-        for prompt in call.prompts:
+        for job in call.jobs:
+            prompt = job.prompt
             json.dumps(prompt.messages if isinstance(prompt, ChatPrompt) else 0).encode()
 
 
