@@ -140,7 +140,7 @@ def test_what_is_asked_for_is_what_comes(
 )
 def test_a_grammar_ends_its_answer(server: ServerProcess, more: Json) -> None:
     """Whatever else says that the answer must go on: nothing may follow."""
-    for choice in complete(server, **more, **forced("yes"))["choices"]:
+    for choice in complete(server, **more, structured_outputs={"regex": "yes"})["choices"]:
         assert (choice["text"], choice["finish_reason"]) == ("yes", "stop")
 
 

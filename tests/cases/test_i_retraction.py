@@ -34,6 +34,8 @@ PARAMS = (
     SamplingParams(NEW, temperature=0.0),
 )
 CONSTRAINED = 4
+WORDED = 5  # has bad words
+Sequences = tuple[tuple[int, ...], ...]
 Told = tuple[tuple[int, ...], Finish, int, tuple[float, ...]]
 
 
@@ -68,13 +70,21 @@ def engine_of(model: Decoder, folder: Path, pages: int, *, overlap: bool) -> Eng
     return engine
 
 
-def run(engine: Engine, order: list[int], grammar: CompiledGrammar) -> dict[int, Told]:
+def run(
+    engine: Engine, order: list[int], grammar: CompiledGrammar, bad: Sequences = ()
+) -> dict[int, Told]:
     """Ids, end, logprobs of the output and of the prompt; by number of the request."""
     dice = np.random.default_rng(0)
     prompts = dice.integers(0, 256, (len(PARAMS), PROMPT)).astype(np.int32)
     for number in order:
         constrained = grammar if number == CONSTRAINED else None
-        engine.submit(Request(number, prompts[number], PARAMS[number], 7, grammar=constrained))
+        sequences = bad if number == WORDED else ()
+        engine.submit(
+            Request(
+                number, prompts[number], PARAMS[number], 7, grammar=constrained,
+                bad_sequences=sequences,
+            )
+        )  # fmt: skip
     ids: dict[int, list[int]] = {number: [] for number in order}
     finishes = dict.fromkeys(order, Finish.NONE)
     own: dict[int, list[Logprobs]] = {number: [] for number in order}
@@ -108,13 +118,16 @@ def test_a_retraction_changes_nothing(
     """Each is the youngest once, with overlap or without: that one is retracted."""
     everyone = list(range(len(PARAMS)))
     roomy = engine_of(model, case_folder, ENOUGH, overlap=overlap)
-    expected = run(roomy, everyone, grammar)
+    free = run(roomy, [WORDED], grammar)[WORDED][0]
+    bad = (free[2:4], free[:1] + free[6:7])
+    expected = run(roomy, everyone, grammar, bad)
     assert roomy.stats().retractions == 0
+    assert expected[WORDED][0][:3] == free[:3] and expected[WORDED][0] != free
     assert expected[CONSTRAINED][1] == Finish.LENGTH and expected[1][2] == NEW
     assert len(expected[2][0]) > 35 and len(expected[1][3]) == PROMPT - 1
     for first in everyone[overlap::2]:
         scarce = engine_of(model, case_folder, SCARCE, overlap=overlap)
-        told = run(scarce, everyone[first:] + everyone[:first], grammar)
+        told = run(scarce, everyone[first:] + everyone[:first], grammar, bad)
         assert scarce.stats().retractions >= 1
         for number in everyone:
             *exact, of_prompt = expected[number]

@@ -52,22 +52,27 @@ def main() -> int:
             *("--report-json-path", str(report), "--report-ndjson-path", str(events)),
         ]
         exit_code = subprocess.run(command).returncode
-        told = json.loads(report.read_text())
-        requests = Counter((operation, status) for operation, status in answers(events))
-    figures = {
-        "schemathesis": version("schemathesis"),
-        "checks": CHECKS,
-        "seed": asked.seed,
-        "requests": requests.total(),
-        "failures": told["test_cases"]["with_failures"],
-        "unique_failures": told["test_cases"]["unique_failures"],
-        "errors": len(told["errors"]),
-        "running_s": round(told["running_time"], 1),
-        "answers": by_operation(requests),
-    }
+        figures = figures_of(json.loads(report.read_text()), events)
     print(save("schemathesis", figures))
     is_clean = not exit_code and not figures["failures"] and not figures["errors"]
-    return 0 if is_clean and requests.total() >= asked.requests else 1
+    return 0 if is_clean and figures["requests"] >= asked.requests else 1
+
+
+def figures_of(report: dict[str, Any], events: Path) -> dict[str, Any]:
+    """What goes into the results, of a run's report and of its events."""
+    requests = Counter(answers(events))
+    return {
+        "schemathesis": version("schemathesis"),
+        "checks": CHECKS,
+        "seed": report["seed"],
+        "requests": requests.total(),
+        "failures": report["test_cases"]["with_failures"],
+        "unique_failures": report["test_cases"]["unique_failures"],
+        "errors": len(report["errors"]),
+        "ended": report["stop_reason"],
+        "running_s": round(report["running_time"], 1),
+        "answers": by_operation(requests),
+    }
 
 
 def answers(events: Path) -> Iterator[tuple[str, str]]:
@@ -78,7 +83,7 @@ def answers(events: Path) -> Iterator[tuple[str, str]]:
             if finished is None:
                 continue
             recorder = finished["recorder"]
-            for interaction in recorder["interactions"].values():
+            for interaction in recorder.get("interactions", {}).values():  # none where skipped
                 response = interaction.get("response")
                 status = "none" if response is None else str(response["status_code"])
                 yield recorder["label"], status
