@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.cache_outline import CacheOutline, outline_of
 from engine.executor import Executor, LaunchedStep
 from engine.plan import StepPlan
 from engine.request import Finish, Request, StepOutput
@@ -88,6 +89,10 @@ class Engine:
     def flush_cache(self) -> int:
         """Frees the pages that only the prefix cache holds; how many those were."""
         return self._scheduler.holdings.flush_cache()
+
+    def outline_cache(self) -> CacheOutline:
+        """The prefix cache as it can be drawn; takes a bounded time."""
+        return outline_of(self._scheduler.holdings.cache)
 
     def last_steps(self, count: int) -> tuple[StepRecord, ...]:
         """The last steps that are done and why they were so, oldest first; none without a trace."""

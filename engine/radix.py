@@ -39,8 +39,19 @@ class RadixCache:
         nothing = np.empty(0, np.int32)
         self._root = RadixNode("", nothing, nothing, None, 0, 0)
         self._heap: list[tuple[tuple[int, int], int, RadixNode]] = []
+        self._nodes_kept = 0  # without the root
         self._evictable = 0
         self._locked = 0
+
+    @property
+    def root(self) -> RadixNode:
+        """The node of the empty prefix: for whoever draws the tree, and changes nothing."""
+        return self._root
+
+    @property
+    def node_count(self) -> int:
+        """Edges in the tree. O(1)."""
+        return self._nodes_kept
 
     @property
     def evictable_pages(self) -> int:
@@ -143,6 +154,7 @@ class RadixCache:
     ) -> RadixNode:
         """A new node in its place below `parent`, which a split may take over from another."""
         self._serials += 1
+        self._nodes_kept += 1
         node = RadixNode(namespace, tokens, pages, parent, self._serials, self._clock)
         parent.children[self._key(node)] = node
         return node
@@ -187,6 +199,7 @@ class RadixCache:
         del parent.children[self._key(leaf)]
         leaf.parent = None
         leaf.queued = False
+        self._nodes_kept -= 1
         self._offer(parent)
 
     def _offer(self, node: RadixNode) -> None:
@@ -218,6 +231,7 @@ class RadixCache:
     def check_integrity(self) -> None:
         """As PrefixCache; O(pages)."""
         nodes = list(self._nodes())
+        assert len(nodes) == self._nodes_kept + 1, "nodes are miscounted"
         for node in nodes:
             self._check_node(node)
         locked = sum(len(node.pages) for node in nodes if node.locks)

@@ -16,6 +16,7 @@ from typing import Final
 import click
 import numpy as np
 
+from engine.cache_outline import CacheOutline
 from engine.config import EngineConfig
 from engine.core import EngineStats
 from engine.detokenizer import Detokenizer
@@ -67,6 +68,9 @@ class ReplayEngine:
 
     def flush_cache(self) -> int:
         return 0
+
+    def outline_cache(self) -> CacheOutline:
+        return CacheOutline(1, 0, 0, 0, ())
 
     def expire(self, now_s: float) -> None:
         """Nobody waits here."""

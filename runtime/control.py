@@ -1,4 +1,4 @@
-"""What an admin's request does to the engine, which runs on another thread.
+"""What is asked of the engine besides generating; it runs on another thread.
 
 Rules
 - One command is waited for at a time; whoever asks meanwhile waits for its turn on the loop.
@@ -8,16 +8,17 @@ Rules
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from engine.step_trace import StepRecord
 from httpd.errors import not_ready
 from httpd.service import Rejected, State
 from runtime.channel import Receiver, Sender
-from runtime.engine_thread import Answer, Command, FlushCache, ReadSteps
+from runtime.engine_thread import Answer, Command, FlushCache, OutlineCache, ReadSteps
 from runtime.inbox import Inbox, LoopInbox, Wakeup
 from runtime.lifecycle import Lifecycle
 from runtime.monitor import all_stacks
@@ -49,6 +50,11 @@ class ServerControl:
 
     async def flush_cache(self) -> int:
         return (await self._ask(FlushCache)).pages
+
+    async def outline_cache(self) -> dict[str, Any]:
+        outline = (await self._ask(OutlineCache)).outline
+        assert outline is not None
+        return dataclasses.asdict(outline)
 
     async def read_steps(self, count: int) -> bytes:
         steps = (await self._ask(partial(ReadSteps, count=count))).steps

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from engine.cache_outline import CacheOutline
 from engine.core import EngineStats
 from engine.errors import ModelError
 from engine.request import Finish, Request, StepOutput
@@ -54,6 +55,8 @@ class ServedEngine(Protocol):
     def expire(self, now_s: float) -> None: ...
 
     def flush_cache(self) -> int: ...
+
+    def outline_cache(self) -> CacheOutline: ...
 
     def last_steps(self, count: int) -> tuple[StepRecord, ...]: ...
 
@@ -103,15 +106,23 @@ class ReadSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class OutlineCache:
+    """A command to draw the prefix cache; its answer has the outline."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an admin's command."""
+    """What came of a command."""
 
     number: int  # the command's
     pages: int = 0
     steps: tuple[StepRecord, ...] = ()
+    outline: CacheOutline | None = None
 
 
-Command = FlushCache | ReadSteps
+Command = FlushCache | ReadSteps | OutlineCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +235,8 @@ class EngineLoop:
 def _obey(engine: ServedEngine, command: Command) -> Answer:
     if isinstance(command, FlushCache):
         return Answer(command.number, pages=engine.flush_cache())
+    if isinstance(command, OutlineCache):
+        return Answer(command.number, outline=engine.outline_cache())
     return Answer(command.number, steps=engine.last_steps(command.count))
 
 

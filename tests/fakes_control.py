@@ -1,5 +1,7 @@
 """A `Control` that counts what an admin asked for. Knows no threads."""
 
+from typing import Any
+
 from httpd.service import Rejected
 
 
@@ -23,6 +25,17 @@ class FakeControl:
             raise self.refusal
         self.reads.append(count)
         return b'{"step": 1}\n'
+
+    async def outline_cache(self) -> dict[str, Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        edge = {"locks": 1, "uses": 3, "hidden": 0}
+        return {
+            "page_size": 16, "cached_tokens": 96, "locked_tokens": 96, "total_nodes": 2,
+            "nodes": [
+                {"parent": -1, "tokens": 64, **edge}, {"parent": 0, "tokens": 32, **edge},
+            ],
+        }  # fmt: skip
 
     def abort_all(self) -> int:
         self.aborts += 1

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from engine.cache_outline import CacheOutline
 from engine.core import EngineStats
 from engine.errors import PromptError
 from engine.grammar.spec import GrammarError, GrammarSpec, Regex
@@ -153,6 +154,9 @@ class FakeEngine:
     def flush_cache(self) -> int:
         freed, self.cached_pages = self.cached_pages, 0
         return freed
+
+    def outline_cache(self) -> CacheOutline:
+        return CacheOutline(16, 16 * self.cached_pages, 0, 0, ())
 
     def last_steps(self, count: int) -> tuple[StepRecord, ...]:
         return tuple(step_record(step) for step in range(10))[-count:]

@@ -1,7 +1,8 @@
 """The operator's routes.
 
 POST /flush_cache; POST /abort for one request or for all; GET /debug/steps, why the last steps of
-the engine were as they were; POST /debug/stacks, where every thread is now.
+the engine were as they were; POST /debug/stacks, where every thread is now. GET /cache is not for
+an admin alone: like /live, it tells sizes of what others asked, and no text.
 """
 
 from typing import Any, Final, Protocol
@@ -33,6 +34,13 @@ class Control(Protocol):
 
     async def read_steps(self, count: int) -> bytes:
         """The last steps, oldest first, a line of JSON each; nothing where none are kept.
+
+        Raises `Rejected` as `flush_cache` does.
+        """
+        ...
+
+    async def outline_cache(self) -> dict[str, Any]:
+        """The prefix cache as it can be drawn, as the schema `CacheOutline` says.
 
         Raises `Rejected` as `flush_cache` does.
         """
@@ -74,17 +82,23 @@ def admin_routes(
     async def stacks(_request: Request) -> Response:
         return Response(control.stacks(), media_type="text/plain")
 
+    async def cache(_request: Request) -> Response:
+        return _json(await control.outline_cache())
+
     acts = (
         ("/flush_cache", flush_cache), ("/abort", abort), ("/debug/steps", read_steps),
         ("/debug/stacks", stacks),
     )  # fmt: skip
     return [
-        Route(
-            path,
-            AdminOnly(request_response(act), access),
-            methods=["GET" if act is read_steps else "POST"],
-        )
-        for path, act in acts
+        Route("/cache", cache, methods=["GET"]),
+        *(
+            Route(
+                path,
+                AdminOnly(request_response(act), access),
+                methods=["GET" if act is read_steps else "POST"],
+            )
+            for path, act in acts
+        ),
     ]
 
 

@@ -26,6 +26,7 @@ from httpd.errors import MESSAGES_PATH, on_http_exception, on_rejected
 from httpd.head_limits import HeadLimits
 from httpd.insight import Insight, insight_routes
 from httpd.openapi import OpenApi
+from httpd.page.document import page_route
 from httpd.responses_answer import ResponseAnswer
 from httpd.running import Running
 from httpd.service import Rejected, Service
@@ -84,8 +85,9 @@ def create_app(
         openapi.route(),
     ]
     openapi.describe(routes)
+    page = [page_route()] if settings.has_page else []  # for people: not in the document
     app = Starlette(
-        routes=routes,
+        routes=[*routes, *page],
         middleware=_middleware(settings, traces or Traces()),
         exception_handlers={HTTPException: on_http_exception, Rejected: on_rejected},
     )

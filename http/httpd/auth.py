@@ -2,8 +2,10 @@
 
 Rules
 - Where API keys are set, nothing passes without one but the paths in `PUBLIC_PATHS`, compared as a
-  whole with `scope["path"]`. Any path that is not exactly one of these is behind the keys, whatever
-  a router would make of it; the Host header and the rest of the target decide nothing.
+  whole with `scope["path"]`: the probes, and the web page, which is the same bytes for everybody,
+  holds nothing of this server, and asks for a key before it can ask for anything. Any path that is
+  not exactly one of these is behind the keys, whatever a router would make of it; the Host header
+  and the rest of the target decide nothing.
 - An admin route asks for itself (`AdminOnly`), so that there is no list of paths to slip past.
 - An admin key opens everything.
 - Keys are looked at in full, all of them, by digests of one length: the time tells nothing.
@@ -21,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from httpd.errors import error_response
 from httpd.service import Rejected
 
-PUBLIC_PATHS: Final = frozenset({"/health", "/ready"})
+PUBLIC_PATHS: Final = frozenset({"/health", "/ready", "/"})
 
 _CALLER: Final = "plait.caller"  # where a scope has what `caller_of` tells
 

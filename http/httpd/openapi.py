@@ -89,6 +89,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "The engine's last steps and why they were so, a line of JSON each; for an admin",
         "StepLines", media_type="application/jsonl",
     ),
+    ("GET", "/cache"): Operation("The prefix cache, as it can be drawn", "CacheOutline"),
     ("POST", "/flush_cache"): Operation(
         "Gives the prefix cache's pages back; for an admin", "Flushed"
     ),

@@ -161,6 +161,19 @@ ANSWERS: Final[dict[str, Schema]] = {
     "Ready": record({"state": one("ready")}),
     "Version": record({"version": STRING}),
     "Flushed": record({"freed_pages": COUNT}),
+    "CacheOutline": record(
+        {
+            **dict.fromkeys(("page_size", "cached_tokens", "locked_tokens", "total_nodes"), COUNT),
+            "nodes": array(
+                record(
+                    {
+                        "parent": {"type": "integer", "minimum": -1},  # its place in the list
+                        **dict.fromkeys(("tokens", "locks", "uses", "hidden"), COUNT),
+                    }
+                )
+            ),
+        }
+    ),
     "Aborted": record({"aborted": COUNT}),
     "StepLines": STRING,
     "StackDump": STRING,

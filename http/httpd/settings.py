@@ -19,4 +19,5 @@ class HttpSettings:
     ping_interval_s: float = 15.0  # of silence, then an SSE comment keeps proxies from closing
     cors_origins: tuple[str, ...] = ()  # none: no CORS headers at all
     isolates_keys: bool = False  # who calls with one key shares no prefixes with others
+    has_page: bool = True  # the web page at /
     access: Access = Access()  # no keys: the API is open, and nobody is an admin

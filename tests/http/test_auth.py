@@ -155,7 +155,8 @@ async def test_odd_headers_open_nothing(headers: Headers) -> None:
 
 # As HTTP servers make them of a request's target: percent-decoded, and otherwise as they came.
 ODD_PATHS = [
-    "", "/", "*", "/health/", "//health", "/health\n", "/health\x00", "/HEALTH", "/health;x",
+    "", "//", "/\n", "/?", "/.", "/index.html", "/\x00", "*", "/cache", "/live", "/capacity",
+    "/health/", "//health", "/health\n", "/health\x00", "/HEALTH", "/health;x",
     "/health#", "/health?", "/ready/", "/./health", "/v1/../health", "/health/../v1/models",
     "/health/v1/models", "http://plait/health", "http://plait/v1/models", "plait:80", "@evil",
     "health", "/v1/models", "//v1/models", "/v1/models/", "/v1/models\n", "/V1/MODELS",

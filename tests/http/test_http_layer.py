@@ -61,8 +61,8 @@ async def test_ready(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1", "//v1/models", "/v1/chat/completions/", "/health/", "/v1/%2e%2e/health", "/%FF",
-     "/HEALTH", "/v1/chat%00", "/@evil"],
+    ["/index.html", "/v1", "//v1/models", "/v1/chat/completions/", "/health/",
+     "/v1/%2e%2e/health", "/%FF", "/HEALTH", "/v1/chat%00", "/@evil"],
 )  # fmt: skip
 async def test_unknown_paths(client: httpx.AsyncClient, path: str) -> None:
     for headers in ({}, {"host": "x/health?"}, {"host": "evil.example"}):
