@@ -201,6 +201,7 @@ function setUpChat() {
     if (event.key === "Escape" && !byId("key-dialog").open) stop();
   });
   byId("stop").addEventListener("click", stop);
+  addEventListener("pagehide", stop); // a browser may keep a page that was left, and its requests
   byId("parameters").addEventListener("submit", (event) => event.preventDefault());
   byId("reset").addEventListener("click", () => {
     stop();
