@@ -50,7 +50,7 @@ async def test_every_route_is_in_it() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://plait") as client:
         paths = (await document_of(client))["paths"]
     told = {(method.upper(), path) for path in paths for method in paths[path]}
-    assert told == {(method, path.replace(":path}", "}")) for method, path in served}
+    assert told == {(method, path.replace(":path}", "}")) for method, path in OPERATIONS}
 
 
 async def test_only_what_is_served_is_in_it(client: httpx.AsyncClient) -> None:
