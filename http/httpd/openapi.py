@@ -16,7 +16,7 @@ from httpd.anthropic import MessageFields
 from httpd.errors import MESSAGES_PATH
 from httpd.fields import Body, ChatFields, CompletionFields, field_name
 from httpd.openapi_insight import INSIGHT
-from httpd.openapi_schemas import ANSWERS, PARTS, PLACES, Schema, or_null, ref
+from httpd.openapi_schemas import ANSWERS, FORMS, PARTS, PLACES, Schema, or_null, ref
 from httpd.responses import ResponseFields
 from httpd.service import Service, State
 from httpd.text import json_bytes
@@ -216,7 +216,7 @@ def _body_schema(kind: type[Body], model: str | None, schemas: dict[str, Schema]
             properties[name] = {"enum": [*values, None]}
     for name in sorted(kind.ignored - known):
         properties[name] = {"description": "Accepted, and without effect."}
-    return schema
+    return schema | FORMS.get(kind.__name__, {})
 
 
 def _plain(schema: Any) -> Any:

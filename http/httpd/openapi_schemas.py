@@ -314,3 +314,11 @@ PLACES: Final[dict[str, dict[str, Schema]]] = {
     "TokenizeFields": {"messages": array(ref("ChatMessage"), minItems=1)},
     "DetokenizeFields": {"tokens": array(COUNT)},
 }
+
+# Model's class -> what a body must be besides: which of its fields go together
+FORMS: Final[dict[str, Schema]] = {
+    "TokenizeFields": any_of(
+        record({"prompt": {"type": "string", "minLength": 1}}, {"messages": NULL}),
+        record({"messages": {"type": "array"}}, {"prompt": NULL}),
+    ),
+}

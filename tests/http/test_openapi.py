@@ -151,6 +151,30 @@ async def test_requests_and_answers_are_as_it_says(path: str, body: Any) -> None
         check(document, operation["responses"]["default"], unserved.json())
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": "hi", "messages": None}, 200),
+        ({"messages": MESSAGES}, 200),
+        ({}, 400),
+        ({"prompt": "hi", "messages": MESSAGES}, 400),
+        ({"prompt": None}, 400),
+        ({"prompt": ""}, 400),
+    ],
+)
+async def test_what_is_tokenized_is_a_prompt_or_messages(
+    client: httpx.AsyncClient, body: dict[str, Any], status: int
+) -> None:
+    document = await document_of(client)
+    asked = document["paths"]["/tokenize"]["post"]["requestBody"]
+    assert (await client.post("/tokenize", json=body)).status_code == status
+    if status == 200:
+        check(document, asked, body)
+        return
+    with pytest.raises(jsonschema.ValidationError):
+        check(document, asked, body)
+
+
 def check(document: Any, place: Any, value: Any, media_type: str = JSON) -> None:
     """Raises where `value` is not as the schema at `place` says."""
     schema = place["content"][media_type]["schema"]
