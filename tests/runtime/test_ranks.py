@@ -1,0 +1,323 @@
+"""How ranks meet, talk and notice an end; threads and child processes stand for ranks."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.descriptor import StepDescriptor
+from runtime.ranks import links
+from runtime.ranks.facts import difference, facts_of, fingerprint
+from runtime.ranks.links import (
+    Link,
+    LinkClosed,
+    Peer,
+    RanksError,
+    StepReceiver,
+    StepSender,
+    await_ranks,
+    meet_rank_0,
+)
+from runtime.ranks.rank import Rank
+from runtime.ranks.watch import BEAT, Watched
+
+SOON_S = 20.0
+
+
+@pytest.fixture
+def job() -> str:
+    return secrets.token_hex(8)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """The other ranks' threads, which have ended behind a test."""
+    before = threading.active_count()
+    with ThreadPoolExecutor(3) as threads:
+        yield threads
+    assert threading.active_count() == before
+
+
+def descriptor(step: int, tokens: int) -> StepDescriptor:
+    return StepDescriptor(
+        step=step,
+        decode_rows=np.arange(3, dtype=np.int32),
+        segments=np.array([[0, 0, tokens, 1]], np.int32),
+        prefill_tokens=np.full(tokens, step, np.int32),
+    )
+
+
+def test_every_rank_gets_every_block_whole_and_in_order(job: str, pool: ThreadPoolExecutor) -> None:
+    sizes = [1, 3_000_000, 5, 40_000, 2]  # the second is more than a socket holds
+
+    def follow(rank: int) -> list[tuple[int, int]]:
+        link, receiver = meet_rank_0(job, rank, SOON_S)
+        seen = []
+        with pytest.raises(LinkClosed):
+            while True:
+                block = receiver.receive(SOON_S)
+                assert block is not None
+                seen.append((int(block[1]), int((block == block[1]).sum())))
+        receiver.close()
+        link.close()
+        return seen
+
+    ranks = [pool.submit(follow, rank) for rank in (2, 1)]
+    found, sender = await_ranks(job, 3, SOON_S)
+    assert [link.peer.rank for link in found] == [1, 2]
+    assert [link.peer.pid for link in found] == [os.getpid()] * 2
+    sent = [descriptor(100 + index, size).encode() for index, size in enumerate(sizes)]
+    for block in sent:
+        sender.send(block)
+    sender.close()
+    expected = [(int(block[1]), int((block == block[1]).sum())) for block in sent]
+    assert [rank.result(SOON_S) for rank in ranks] == [expected] * 2
+    for link in found:
+        link.close()
+
+
+def step_ends() -> tuple[StepSender, StepReceiver, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return StepSender([ours]), StepReceiver(theirs), ours
+
+
+def test_a_rank_that_waits_looks_up_now_and_then() -> None:
+    sender, receiver, _ = step_ends()
+    assert receiver.receive(0.01) is None
+    sender.send(descriptor(7, 2).encode())
+    block = receiver.receive(0.01)
+    assert block is not None and block[1] == 7
+    sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{0: 99}, {2: 3}, {2: -1}], ids=["version", "too short", "negative"]
+)
+def test_what_is_no_descriptor_is_refused(spoilt: dict[int, int]) -> None:
+    sender, receiver, _ = step_ends()
+    block = descriptor(7, 2).encode()
+    for word, value in spoilt.items():
+        block[word] = value
+    sender.send(block)
+    with pytest.raises(ValueError, match="not a step descriptor of version"):
+        receiver.receive(SOON_S)
+    sender.close()
+    receiver.close()
+
+
+def test_a_block_that_breaks_off_is_no_block() -> None:
+    sender, receiver, ours = step_ends()
+    ours.sendall(descriptor(7, 200).encode()[:100])
+    sender.close()
+    with pytest.raises(LinkClosed):
+        receiver.receive(SOON_S)
+    receiver.close()
+
+
+def test_who_does_not_come_is_named(job: str, pool: ThreadPoolExecutor) -> None:
+    coming = pool.submit(meet_rank_0, job, 2, SOON_S)
+    with pytest.raises(RanksError, match=r"^rank 1, 3 did not come within 1 s$"):
+        await_ranks(job, 4, 1.0)
+    link, receiver = coming.result(SOON_S)
+    link.close()
+    receiver.close()
+    with pytest.raises(RanksError, match="rank 0 cannot be found"):
+        meet_rank_0(job, 1, 0.1)
+
+
+def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolExecutor) -> None:
+    waiting = pool.submit(await_ranks, job, 3, SOON_S)
+    twice = [meet_rank_0(job, 1, SOON_S)]
+    with pytest.raises(RanksError, match="another job of this machine has the name"):
+        await_ranks(job, 2, 0.1)
+    twice.append(meet_rank_0(job, 1, SOON_S))
+    with pytest.raises(RanksError, match="is there twice"):
+        waiting.result(SOON_S)
+    for link, receiver in twice:
+        link.close()
+        receiver.close()
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n" * 9, b'["steps", 5]\n', b"\n"])
+def test_who_is_no_rank_is_turned_away(job: str, pool: ThreadPoolExecutor, said: bytes) -> None:
+    waiting = pool.submit(await_ranks, job, 2, SOON_S)
+    connection = links._connected(job, 1e12)
+    connection.sendall(said)
+    with pytest.raises(RanksError, match="is no rank of this job"):
+        waiting.result(SOON_S)
+    connection.close()
+
+
+def test_another_users_process_is_turned_away(
+    job: str, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's word counts; here it is this process that says it is somebody else."""
+    point = links._meeting_point(job)
+    monkeypatch.setattr(links, "_meeting_point", lambda _job: point)
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    waiting = pool.submit(await_ranks, job, 2, SOON_S)
+    connection = links._connected(job, 1e12)
+    with pytest.raises(RanksError, match="of user .* is at the ranks' meeting point"):
+        waiting.result(SOON_S)
+    connection.close()
+
+
+def test_lines_arrive_whole_however_they_are_cut() -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(Peer(1, os.getpid()), theirs)
+    assert link.receive() == []
+    whole = json.dumps({"failed": "é" * 50}).encode() + b"\n" + json.dumps(BEAT).encode() + b"\n"
+    messages = []
+    for byte in whole:
+        ours.sendall(bytes([byte]))
+        messages += link.receive()
+    assert messages == [{"failed": "é" * 50}, BEAT]
+    ours.close()
+    with pytest.raises(LinkClosed):
+        link.receive()
+    link.close()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait(SOON_S)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def watched(process: subprocess.Popen[bytes]) -> tuple[Watched, socket.socket, Clock]:
+    ours, theirs = socket.socketpair()
+    clock = Clock()
+    return Watched(Link(Peer(1, process.pid), ours), clock), theirs, clock
+
+
+def test_a_rank_that_speaks_is_left_alone(child: subprocess.Popen[bytes]) -> None:
+    one, other_end, clock = watched(child)
+    for _ in range(100):
+        clock.now_s += 1.0
+        other_end.sendall(json.dumps(BEAT).encode() + b"\n")
+        assert one.receive() == []
+        one.beat()
+        one.check()
+    assert other_end.recv(1 << 16).count(b"beat") == 100
+    assert child.poll() is None
+    other_end.close()
+    one.link.close()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "patient_s", "how"),
+    [(True, 2.9, "is stopped by a signal"), (False, 29.0, "gives no sign of life")],
+)
+def test_a_silent_rank_is_killed(
+    child: subprocess.Popen[bytes], stopped: bool, patient_s: float, how: str
+) -> None:
+    """One that a signal has stopped sooner than one that may only be starved."""
+    one, other_end, clock = watched(child)
+    if stopped:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    clock.now_s = patient_s
+    one.check()
+    clock.now_s += 1.1
+    with pytest.raises(RanksError, match=rf"rank 1 \(process {child.pid}\) {how}"):
+        one.check()
+    assert child.wait(SOON_S) == -signal.SIGKILL
+    other_end.close()
+    one.link.close()
+
+
+def test_an_ended_rank_is_told_of(child: subprocess.Popen[bytes]) -> None:
+    one, other_end, clock = watched(child)
+    other_end.close()
+    with pytest.raises(RanksError, match="ended without a word"):
+        one.receive()
+    clock.now_s = 2.0
+    with pytest.raises(RanksError, match="takes no word"):
+        one.beat()
+    one.link.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    (tmp_path / "config.json").write_text("{}")
+    header = b'{"a": 1}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(100)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    return EngineConfig(tmp_path)
+
+
+def test_ranks_fit_whatever_their_devices(config: EngineConfig) -> None:
+    facts = facts_of(config)
+    assert difference(1, json.loads(json.dumps(facts)), facts) is None
+    own = replace(config, device="cpu", cpu_threads=1, memory_fraction=0.5)
+    assert difference(1, facts_of(own), facts) is None
+
+
+def test_a_difference_is_told_in_one_line(config: EngineConfig) -> None:
+    facts = facts_of(config)
+    told = difference(3, {**facts, "package torch": "1.0"}, facts)
+    assert told is not None and told.startswith("ranks differ: package torch is ")
+    assert told.endswith('on rank 0 and "1.0" on rank 3') and "\n" not in told
+    assert difference(1, {}, facts) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "config.json").write_text('{"a": 1}'),
+        lambda folder: (folder / "model.safetensors").write_bytes(bytes(116)),
+        lambda folder: (folder / "more.safetensors").write_bytes(bytes(8)),
+    ],
+    ids=["config", "header", "file"],
+)
+def test_another_checkpoint_has_another_fingerprint(
+    config: EngineConfig, change: Callable[[Path], None]
+) -> None:
+    before = fingerprint(config.model)
+    assert fingerprint(config.model) == before
+    change(config.model)
+    assert fingerprint(config.model) != before
+
+
+def test_torchrun_says_which_rank_this_is() -> None:
+    assert Rank.of_environment({}) == Rank(job="--")
+    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "5",
+            "TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "0"}  # fmt: skip
+    assert Rank.of_environment(told) == Rank(1, 2, "abc-0-5")
+    assert Rank.of_environment({"WORLD_SIZE": "1", "RANK": "0"}).is_alone
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "must be whole numbers"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4; it must be at least 0 and below"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0; it must be between 1 and 64"),
+        ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "all ranks must be on one"),
+    ],
+)
+def test_a_place_that_cannot_be_served_is_refused(environ: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Rank.of_environment(environ)
