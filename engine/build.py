@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -32,6 +33,9 @@ from engine.sharding import Share, share_of
 from engine.timeouts import Timeouts
 from engine.weights import Progress, no_progress
 from gpu_ops.collectives import RankGroup
+
+# What ranks on equal GPUs may differ by; beyond it, one GPU is not theirs alone.
+_MOST_UNEVEN_BYTES: Final = 2 << 30
 
 
 def build_engine(
@@ -64,6 +68,8 @@ def _load(config: EngineConfig, progress: Progress, group: RankGroup | None) -> 
     check_settings(config, shape)
     device = _resolve_device(config)
     share = share_of(shape) if group is None else share_of(shape, group.rank, group.size)
+    if group is not None and device.type == "cuda":
+        _refuse_uneven_memory(group, device)
     _refuse_beyond_memory(config, share, device)
     eos_ids(config.model)  # its files may be broken: better told now than after the weights
     _, model = load_model(
@@ -240,6 +246,18 @@ def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
         return pages
     own = torch.tensor([pages], dtype=torch.int64, device=model.device)
     return int(model.group.all_gather(own).min())  # waits until every rank has said its number
+
+
+def _refuse_uneven_memory(group: RankGroup, device: torch.device) -> None:
+    """Raises ModelError, on every rank, where one GPU has much less room than another."""
+    own = torch.tensor([torch.cuda.mem_get_info(device)[0]], dtype=torch.int64, device=device)
+    free = group.all_gather(own)
+    least, most = int(free.min()), int(free.max())
+    if most - least > _MOST_UNEVEN_BYTES:
+        raise ModelError(
+            f"the ranks' GPUs have between {least / 1e9:.1f} and {most / 1e9:.1f} GB free: "
+            "something else uses one of them"
+        )
 
 
 def _refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.device) -> None:

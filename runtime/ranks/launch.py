@@ -62,5 +62,10 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
 
 
 def _children() -> list[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+        except OSError:
+            pass  # the thread has just ended
+    return found
