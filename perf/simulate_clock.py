@@ -5,46 +5,23 @@ ahead, as the engine does; planning takes no time, since the device computes mea
 """
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from engine.plan import StepPlan
-from engine.request import Int32Array, StepOutput
+from engine.request import Finish, Int32Array, Request, StepOutput
 from engine.scheduler import Scheduler
+from perf.simulate_costs import StepCosts
 from perf.simulate_traffic import EOS, Traffic
-
-
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """Milliseconds of a step."""
-
-    step: float  # reading the weights, launching
-    decode_row: float
-    kv_token: float  # of decode rows: each reads its own
-    prefill_token: float
-
-    def of(self, plan: StepPlan, cached: Int32Array) -> float:
-        """cached  [decode rows] tokens of each"""
-        prefill_tokens = len(plan.descriptor.prefill_tokens)
-        decoding = self.decode_row * len(cached) + self.kv_token * int(cached.sum())
-        return self.step + decoding + self.prefill_token * prefill_tokens
-
-
-# From perf/results/bench_step_*.json and the decode table of PERF.md (one H200, context 600): the
-# step at batch 1; keys and values at 4.1 TB/s; the rest at batch 256, a row each; prefill over all
-# 142,827 tokens of the offline workload. At batch 128 this says 13.8 ms for 14B; 13.2 is measured.
-COSTS: Final = {
-    "0.6B": StepCosts(step=1.10, decode_row=0.001, kv_token=0.000028, prefill_token=0.0022),
-    "14B": StepCosts(step=8.40, decode_row=0.018, kv_token=0.000040, prefill_token=0.039),
-}
 
 
 @dataclass(slots=True)
 class Trace:
     """When each request got its tokens, in seconds of the virtual clock. Owned by one run."""
 
+    arrived_s: dict[int, float] = field(default_factory=dict)
     token_s: dict[int, list[float]] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     retractions: int = 0
@@ -64,7 +41,10 @@ class _Run:
         self._scheduler = scheduler
         self._traffic = traffic
         self._costs = costs
-        self._arrivals = deque(traffic.requests)
+        first = [each for each in traffic.requests if each.id not in traffic.after]
+        self._arrivals = [(each.arrived_s, each.id, each) for each in first]
+        heapify(self._arrivals)
+        self._followers = self._by_leader()
         self._in_flight: deque[tuple[StepPlan, Int32Array, float, float]] = deque()
         self._now_s = self._device_free_s = 0.0
         self._trace = Trace()
@@ -77,8 +57,10 @@ class _Run:
         return self._trace
 
     def _turn(self) -> None:
-        while self._arrivals and self._arrivals[0].arrived_s <= self._now_s:
-            self._scheduler.submit(self._arrivals.popleft())
+        while self._arrivals and self._arrivals[0][0] <= self._now_s:
+            arrived_s, request_id, request = heappop(self._arrivals)
+            self._trace.arrived_s[request_id] = arrived_s
+            self._scheduler.submit(request)
         plan = self._scheduler.plan()
         if plan is not None:
             self._launch(plan)
@@ -86,11 +68,14 @@ class _Run:
             self._commit()
         elif plan is None:
             assert self._arrivals, "requests wait, and nothing can be launched"
-            self._now_s = max(self._now_s, self._arrivals[0].arrived_s)
+            self._now_s = max(self._now_s, self._arrivals[0][0])
 
     def _launch(self, plan: StepPlan) -> None:
         rows = self._scheduler.holdings.rows
-        cost_s = self._costs.of(plan, rows.cached[plan.descriptor.decode_rows]) / 1e3
+        step = plan.descriptor
+        kv_tokens = int(rows.cached[step.decode_rows].sum())
+        cost_ms = self._costs.of(len(step.decode_rows), kv_tokens, len(step.prefill_tokens))
+        cost_s = cost_ms / 1e3
         self._device_free_s = max(self._device_free_s, self._now_s) + cost_s
         self._in_flight.append((plan, self._tokens(plan), self._device_free_s, cost_s))
         self._trace.steps += 1
@@ -117,3 +102,16 @@ class _Run:
             self._trace.cached_tokens[started.request.id] = started.cached_tokens
         for request_id in output.request_ids.tolist():
             self._trace.token_s.setdefault(request_id, []).append(self._now_s)
+        for request_id in output.request_ids[output.finishes != Finish.NONE].tolist():
+            for pause_s, request in self._followers.get(request_id, ()):
+                comes = replace(request, arrived_s=self._now_s + pause_s)
+                heappush(self._arrivals, (comes.arrived_s, comes.id, comes))
+
+    def _by_leader(self) -> dict[int, list[tuple[float, Request]]]:
+        """Of each request that others follow, their pauses and themselves."""
+        followers: dict[int, list[tuple[float, Request]]] = {}
+        for request in self._traffic.requests:
+            if request.id in self._traffic.after:
+                leader, pause_s = self._traffic.after[request.id]
+                followers.setdefault(leader, []).append((pause_s, request))
+        return followers

@@ -79,7 +79,7 @@ _PATH: Final = click.Path(path_type=Path)
         type=int)  # fmt: skip
 @option("--prefill-budget", "Prompt tokens a step; 0 for whole prompts.", type=int)
 @option("--target-itl-ms", "Time between tokens: no step carries more of prompts than fits into "
-         "it; 0 for --prefill-budget alone.  [default: 50 on a GPU, 0 on a CPU]",
+         "it; 0 for --prefill-budget alone.  [default: 40 on a GPU, 0 on a CPU]",
          type=float)  # fmt: skip
 @option("--max-kv-tokens", "Size of the KV cache, tokens; without it, from --memory-fraction.",
         type=int)  # fmt: skip

@@ -1,16 +1,20 @@
 """The simulator: the same figures each time, every token told, and rules that differ as they do."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perf.simulate import SETUPS, Setup, simulate
+from perf.simulate import SETUPS, WORKLOADS, Setup, add_fairness, simulate
 from perf.simulate_baseline import PrefillFirst
-from perf.simulate_clock import COSTS, run
-from perf.simulate_traffic import WORKLOADS, Traffic
+from perf.simulate_clock import run
+from perf.simulate_costs import COSTS, fit_costs, read_trace
+from perf.simulate_goals import goals_of
+from perf.simulate_traffic import Traffic
 
-OURS, BASELINE = Setup("ours"), Setup("baseline", PrefillFirst)
+OURS = Setup("ours", target_itl_ms=None)
+BASELINE = Setup("baseline", PrefillFirst, target_itl_ms=None)
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +63,69 @@ def test_reserving_whole_allowances_leaves_memory_idle(memory_short: Traffic) ->
     ours, baseline = (simulate(each, memory_short, COSTS["14B"]) for each in (OURS, BASELINE))
     assert baseline["retractions"] == 0
     assert ours["tokens_per_s"] > 1.2 * baseline["tokens_per_s"]
+
+
+def test_an_agents_turn_comes_after_its_last_answer_and_finds_it_cached() -> None:
+    traffic = WORKLOADS["agent sessions"](0, 16)
+    trace = run(OURS.build(traffic.kv_tokens), traffic, COSTS["0.6B"])
+    assert len(traffic.after) == 14  # two sessions of 8 turns
+    for number, (before, pause_s) in traffic.after.items():
+        assert trace.arrived_s[number] == pytest.approx(trace.token_s[before][-1] + pause_s)
+        prompt, earlier = (traffic.requests[n].prompt_ids for n in (number, before))
+        assert trace.cached_tokens[number] >= len(earlier) - 64
+        assert (prompt[: len(earlier)] == earlier).all()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_is_served(workload: str) -> None:
+    traffic = WORKLOADS[workload](1, 12)
+    row = simulate(OURS, traffic, COSTS["0.6B"])
+    assert len(row["waits_s"]) == len(traffic.requests) > 0
+    assert min(row["waits_s"]) > 0
+
+
+def test_fairness_is_each_ones_wait_by_its_wait_under_fcfs() -> None:
+    rows = [
+        {"setup": "fcfs", "waits_s": [0.1, 2.0, 4.0]},
+        {"setup": "other", "waits_s": [0.9, 5.0, 1.0]},
+    ]
+    add_fairness(rows)
+    assert [row["wait_max_times_fcfs"] for row in rows] == [1.0, 2.5]
+    assert [row["longest_wait_times_fcfs"] for row in rows] == [1.0, 1.25]
+
+
+def test_goals_are_told_as_reached_or_not() -> None:
+    def row(setup: str, itl: float, good: float, **more: float) -> dict[str, object]:
+        figures = {"itl_p99_ms": itl, "goodput_per_s": good, "tokens_per_s": 100.0}
+        return {"setup": setup, **figures, "longest_wait_times_fcfs": 1.0, **more}
+
+    def goals(ours: float, alone: float, longest: float, tokens: float) -> list[bool]:
+        swept = [
+            row(setup, itl, good, rate=rate)
+            for rate, theirs, itl_theirs in ((1.0, 3.0, 90.0), (2.0, 2.0, 300.0))
+            for setup, itl, good in (("base", itl_theirs, theirs), ("ours", 40.0, ours))
+        ]
+        alone_rows = [
+            row("ours", alone, 1.0, longest_wait_times_fcfs=longest, tokens_per_s=tokens),
+            row("ours, no target", 45.0, 1.0),
+        ]
+        beside = [row("ours", 40.0, 1.0), row("ours, no target", 90.0, 1.0)]
+        told = goals_of(
+            {"long among short": beside, "short alone": alone_rows},
+            {"long among short": swept},
+            baseline="base",
+            default="ours",
+        )
+        return [goal["reached"] for goal in told.values()]
+
+    assert goals(3.0, 20.0, 3.0, 99.0) == [True] * 4
+    assert goals(2.9, 19.9, 3.1, 98.0) == [False] * 4
+
+
+def test_costs_are_learnt_from_a_trace_of_steps(tmp_path: Path, long_prompts: Traffic) -> None:
+    simulate(OURS, long_prompts, COSTS["14B"], tmp_path / "steps.jsonl")
+    records = read_trace(tmp_path / "steps.jsonl")
+    told, costs = fit_costs(records), COSTS["14B"]
+    assert records[-1].decode_rows == 1 and any(record.chunks for record in records)
+    for part in ("step", "decode_row", "kv_token", "prefill_token"):
+        assert getattr(told, part) == pytest.approx(getattr(costs, part), rel=0.01)

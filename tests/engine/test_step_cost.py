@@ -6,9 +6,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.step_cost import AIM, FLOOR_TOKENS, StepCost
-from perf.simulate import Setup, simulate
-from perf.simulate_clock import COSTS
-from perf.simulate_traffic import WORKLOADS
+from perf.simulate import WORKLOADS, Setup, simulate
+from perf.simulate_costs import COSTS
 
 
 def test_nothing_is_said_before_a_prompt_was_seen() -> None:

@@ -1,0 +1,172 @@
+"""A real server with far too little memory, whose answers must be those of one with plenty.
+
+    python -m perf.pressure                        # a small random model, minutes on a CPU
+
+Asks 500 questions with a KV pool that holds them all, and again with one of a few requests, with
+priorities that take each other's places: there, requests are sent back to the queue all the time.
+Then once more, while some clients leave in the middle.
+
+Passes where each answer is the same, or as far as it was read its beginning; more than 100
+requests were sent back in each round; nothing is held once all have gone; and the server ends with
+exit code 0, which it does only after a check of its own books: every page has one owner, every row
+one state.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+import httpx
+
+from client.target import Target, new_client
+from perf.results import save
+from perf.serving import Served, serving
+from perf.soak import checkpoint
+
+VOCAB: Final = 256
+AT_ONCE: Final = 48
+LEAVE: Final = 0.3  # of the clients, in the round in which some leave
+RETRACTIONS: Final = 100  # more than so many in a round, or it was no pressure
+REST_S: Final = 20.0
+COMMON: Final = "--page-size 8 --max-model-len 320 --cpu-threads 1 --prefill-budget 128"
+PLENTY: Final = f"{COMMON} --max-running 48 --max-kv-tokens 16384"
+LITTLE: Final = (
+    f"{COMMON} --max-running 24 --max-kv-tokens 1024 --schedule-policy priority "
+    "--preemption-threshold 2"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What came of all questions once."""
+
+    answers: list[str]  # as far as each was read
+    left: list[bool]
+    retractions: int
+    wall_s: float
+
+
+class WrongAnswer(Exception):
+    """What no memory, however short, may lead to."""
+
+
+def questions(model: str, count: int, seed: int) -> list[dict[str, Any]]:
+    """Bodies of requests; some begin alike, a third is drawn from with a seed."""
+    dice = random.Random(seed)
+    stems = [[dice.randrange(VOCAB) for _ in range(dice.randint(10, 90))] for _ in range(8)]
+    bodies = []
+    for number in range(count):
+        tail = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 40))]
+        bodies.append({
+            "model": model, "prompt": dice.choice(stems) + tail, "stream": True,
+            "max_tokens": dice.choice([8, 20, 150]), "priority": dice.randrange(5),
+            "temperature": 0.8 if number % 3 == 0 else 0, "seed": number,
+        })  # fmt: skip
+    return bodies
+
+
+async def ask(client: httpx.AsyncClient, body: dict[str, Any], events: int | None) -> str:
+    """The answer's text; `events` is after how many of them the client leaves.
+
+    Raises WrongAnswer for an error.
+    """
+    text, seen = "", 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise WrongAnswer(f"{response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]" or (events is not None and seen >= events):
+                return text
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise WrongAnswer(str(event["error"]))
+                text += event["choices"][0]["text"]
+                seen += 1
+    raise WrongAnswer(f"the stream ended after {text!r}, without its end")
+
+
+async def ask_all(served: Served, bodies: list[dict[str, Any]], leaving: float) -> Round:
+    """All questions, AT_ONCE at a time, and then nothing is held.
+
+    leaving  share of the clients that leave in the middle
+    """
+    dice, turn = random.Random(1), asyncio.Semaphore(AT_ONCE)
+    events = [dice.randrange(12) if dice.random() < leaving else None for _ in bodies]
+    async with new_client(Target(served.url, served.model)) as client:
+        before, begun_s = await retractions_of(client), time.monotonic()
+
+        async def one(body: dict[str, Any], patience: int | None) -> str:
+            async with turn:
+                return await ask(client, body, patience)
+
+        answers = await asyncio.gather(*map(one, bodies, events))
+        wall_s = time.monotonic() - begun_s
+        await wait_rest(client)
+        retractions = await retractions_of(client) - before
+    return Round(answers, [patience is not None for patience in events], retractions, wall_s)
+
+
+async def retractions_of(client: httpx.AsyncClient) -> int:
+    told: int = (await client.get("/live")).json()["engine"]["retractions"]
+    return told
+
+
+async def wait_rest(client: httpx.AsyncClient) -> None:
+    """Until no request, row or page is held. Raises WrongAnswer."""
+    until_s = time.monotonic() + REST_S
+    while True:
+        told = (await client.get("/health")).json()["occupancy"]
+        held = told["requests"] or told["running"] or told["waiting"]
+        if not held and told["available_pages"] == told["total_pages"]:
+            return
+        if time.monotonic() > until_s:
+            raise WrongAnswer(f"{REST_S:g} s after all have gone: {told}")
+        await asyncio.sleep(0.1)
+
+
+def compare(asked: Round, known: list[str]) -> Counter[str]:
+    """How many answers are as they should be, or how not."""
+    kinds = Counter[str]()
+    for answer, left, right in zip(asked.answers, asked.left, known, strict=True):
+        same = answer == right or (left and right.startswith(answer))
+        kinds[("left" if left else "whole") if same else "wrong"] += 1
+    return kinds
+
+
+@click.command()
+@click.option("--requests", default=500, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def main(requests: int, seed: int) -> None:
+    with checkpoint(None) as folder:
+        with serving(["--model", str(folder), *PLENTY.split()]) as served:
+            bodies = questions(served.model, requests, seed)
+            known = asyncio.run(ask_all(served, bodies, 0.0))
+        with serving(["--model", str(folder), *LITTLE.split()]) as served:
+            rounds = {
+                name: asyncio.run(ask_all(served, bodies, leaving))
+                for name, leaving in (("all stay", 0.0), ("some leave", LEAVE))
+            }
+    figures: dict[str, Any] = {
+        "requests": requests, "seed": seed, "plenty": PLENTY, "little": LITTLE,
+        "plenty_retractions": known.retractions, "exit_code": 0,  # else `serving` has raised
+    }  # fmt: skip
+    passed = known.retractions == 0
+    for name, asked in rounds.items():
+        kinds = compare(asked, known.answers)
+        passed &= not kinds["wrong"] and asked.retractions > RETRACTIONS
+        figures[name] = {**kinds, "retractions": asked.retractions, "wall_s": asked.wall_s}
+    figures["passed"] = passed
+    print(json.dumps(figures, indent=1))
+    print(save("pressure", figures))
+    if not passed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a step takes, in parts: as measured, or as learnt from a trace of real steps.
+
+A trace is what `GET /debug/steps` of a server with `--trace-steps` tells, as it comes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from engine.step_trace import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Milliseconds of a step."""
+
+    step: float  # reading the weights, launching
+    decode_row: float
+    kv_token: float  # of decode rows: each reads its own
+    prefill_token: float
+
+    def of(self, decode_rows: int, kv_tokens: int, prefill_tokens: int) -> float:
+        """kv_tokens  of all decode rows together"""
+        decoding = self.decode_row * decode_rows + self.kv_token * kv_tokens
+        return self.step + decoding + self.prefill_token * prefill_tokens
+
+
+# From perf/results/bench_step_*.json and the decode table of PERF.md (one H200, context 600): the
+# step at batch 1; keys and values at 4.1 TB/s; the rest at batch 256, a row each; prefill over all
+# 142,827 tokens of the offline workload. At batch 128 this says 13.8 ms for 14B; 13.2 is measured.
+COSTS: Final = {
+    "0.6B": StepCosts(step=1.10, decode_row=0.001, kv_token=0.000028, prefill_token=0.0022),
+    "14B": StepCosts(step=8.40, decode_row=0.018, kv_token=0.000040, prefill_token=0.039),
+}
+
+
+def read_trace(path: Path) -> list[StepRecord]:
+    """Raises ValueError for a line that is no step."""
+    return [StepRecord.of_json(line) for line in path.read_text().splitlines()]
+
+
+def fit_costs(records: Sequence[StepRecord]) -> StepCosts:
+    """The parts that explain the steps best; none is negative.
+
+    Least squares; whatever comes out negative is left out, the most negative first.
+    """
+    steps = [
+        (1, each.decode_rows, each.decode_kv_tokens, sum(chunk.tokens for chunk in each.chunks))
+        for each in records
+    ]
+    took_ms = np.array([1e3 * each.took_s for each in records])
+    parts = np.array(steps, np.float64)
+    kept = list(range(parts.shape[1]))
+    while True:
+        found = np.linalg.lstsq(parts[:, kept], took_ms, rcond=None)[0]
+        if (found >= 0).all():
+            break
+        del kept[int(np.argmin(found))]
+    whole = np.zeros(parts.shape[1])
+    whole[kept] = found
+    return StepCosts(*whole.tolist())

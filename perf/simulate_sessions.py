@@ -1,0 +1,85 @@
+"""Traffic that is not just chats: agents' sessions, and requests that are out to do harm.
+
+As in perf/simulate_traffic.py, all by chance from a seed.
+"""
+
+import numpy as np
+
+from engine.request import Int32Array
+from perf.simulate_traffic import EOS, Draft, Traffic, ids, log_normal, traffic_of
+
+
+def agent_sessions(seed: int, requests: int) -> Traffic:
+    """Agents in sessions of 8 turns: each prompt is all before it and what a tool has returned.
+
+    4 kinds of agents share their system prompts; tools take 2 s on average. The pool holds about
+    half of what the sessions under way have in it.
+    """
+    rng, drafts = np.random.default_rng(seed), list[Draft]()
+    systems = [ids(rng, 2000) for _ in range(4)]
+    begins_s = 0.0
+    while len(drafts) < requests:
+        begins_s += rng.exponential(1.2)
+        prompt, after = systems[int(rng.integers(4))], None
+        for _ in range(8):
+            prompt = np.concatenate([prompt, ids(rng, log_normal(rng, 400, 0.9, 3000))])
+            length = log_normal(rng, 120, 0.6, 400)
+            drafts.append(Draft(begins_s, prompt, length, 512, after=after))
+            after = len(drafts) - 1, float(rng.exponential(2.0))
+            prompt = np.concatenate([prompt, answer(length)])
+    return traffic_of(drafts, kv_tokens=100_000)
+
+
+def answer(length: int) -> Int32Array:
+    """The tokens that the simulator makes."""
+    return np.array([EOS + 1] * (length - 1) + [EOS], np.int32)
+
+
+def cache_thrashing(seed: int, requests: int) -> Traffic:
+    """Beginnings asked for in turn, of which the cache holds all but a few: each is evicted just
+    before it comes again.
+    """
+    rng = np.random.default_rng(seed)
+    beginnings = [ids(rng, 2000) for _ in range(40)]
+    drafts = []
+    for number in range(requests):
+        prompt = np.concatenate([beginnings[number % 40], ids(rng, 50)])
+        drafts.append(Draft(number / 6.0, prompt, log_normal(rng, 100, 0.5, 300), 512))
+    return traffic_of(drafts, kv_tokens=72_000)
+
+
+def giant_prompts(seed: int, requests: int) -> Traffic:
+    """Chats, and three prompts of nearly the whole context at once every 10 seconds."""
+    rng, drafts, now_s, next_s = np.random.default_rng(seed), list[Draft](), 0.0, 3.0
+    while len(drafts) < requests:
+        now_s += rng.exponential(1 / 6.0)
+        if now_s >= next_s:
+            drafts += [Draft(now_s, ids(rng, 15_000), 100, 1024) for _ in range(3)]
+            next_s += 10.0
+        prompt = ids(rng, log_normal(rng, 250, 0.8, 2000))
+        drafts.append(Draft(now_s, prompt, log_normal(rng, 200, 0.7, 800), 1024))
+    return traffic_of(drafts, kv_tokens=200_000)
+
+
+def many_tiny(seed: int, requests: int) -> Traffic:
+    """Questions of a line with answers of a word, ten times as many as asked for, beside chats."""
+    rng, drafts, now_s = np.random.default_rng(seed), list[Draft](), 0.0
+    while len(drafts) < 10 * requests:
+        now_s += rng.exponential(1 / 300.0)
+        if len(drafts) % 20 == 0:
+            prompt = ids(rng, log_normal(rng, 300, 0.5, 1000))
+            drafts.append(Draft(now_s, prompt, log_normal(rng, 250, 0.5, 600), 1024))
+        else:
+            drafts.append(Draft(now_s, ids(rng, int(rng.integers(5, 30))), 4, 16))
+    return traffic_of(drafts, kv_tokens=200_000)
+
+
+def priority_abuse(seed: int, requests: int) -> Traffic:
+    """More than can be served, and three of four requests say that they are the most urgent."""
+    rng, drafts, now_s = np.random.default_rng(seed), list[Draft](), 0.0
+    while len(drafts) < requests:
+        now_s += rng.exponential(1 / 25.0)
+        prompt = ids(rng, log_normal(rng, 600, 0.6, 3000))
+        urgent = 100 if rng.random() < 0.75 else 0
+        drafts.append(Draft(now_s, prompt, log_normal(rng, 250, 0.6, 800), 1024, urgent))
+    return traffic_of(drafts, kv_tokens=60_000)
