@@ -6,7 +6,8 @@ Each batch size runs decode steps of requests that neither start nor end; some r
 a page boundary in every step, as in a live batch; medians and p99 over all steps.
 
 Then the same with a queue: 256 run while 10,000 wait and a million tokens are cached; requests end
-in some steps, and others take their place. Also without the queue, to compare with.
+in some steps, and others take their place. Also with shorter queues and none, for the growth. And
+decode steps alone with a trace of each step, which is to take no more than a fiftieth.
 """
 
 import time
@@ -97,6 +98,7 @@ def measure(batch: int, steps: int, overlap: bool, trace_steps: int = 0) -> dict
     return {
         "batch": batch,
         "overlap": overlap,
+        "trace": trace_steps > 0,
         "median_ms": float(np.median(times) * 1e3),
         "p99_ms": float(np.quantile(times, 0.99) * 1e3),
         "budget_ms": BUDGET_MS.get(batch),
@@ -168,13 +170,14 @@ def _fill_cache(scheduler: Scheduler, rng: np.random.Generator, tokens: int) -> 
 def main(steps: int) -> None:
     cells = [(b, overlap) for b in (16, 32, 64, 128, 256, 512, 1024) for overlap in (False, True)]
     rows = [measure(b, steps, overlap) for b, overlap in track(cells, "scheduler")]
-    queues = [measure_queue("fcfs", 0, steps)]
+    rows += [measure(256, steps, True, trace_steps=1000)]
+    queues = [measure_queue("fcfs", waiting, steps) for waiting in (0, 100, 1000)]
     queues += [measure_queue(policy, 10_000, steps) for policy in track(SCHEDULE_POLICIES, "queue")]
     table = Table("running", "overlap", "median ms", "p99 ms", "budget ms", title="host per step")
     for row in rows:
         table.add_row(
             str(row["batch"]),
-            "on" if row["overlap"] else "off",
+            f"{'on' if row['overlap'] else 'off'}{', traced' if row['trace'] else ''}",
             f"{row['median_ms']:.3f}",
             f"{row['p99_ms']:.3f}",
             "" if row["budget_ms"] is None else str(row["budget_ms"]),

@@ -113,7 +113,7 @@ async def ask_all(served: Served, bodies: list[dict[str, Any]], leaving: float) 
 
 
 async def retractions_of(client: httpx.AsyncClient) -> int:
-    told: int = (await client.get("/live")).json()["engine"]["retractions"]
+    told: int = (await client.get("/live")).json()["steps"]["retractions"]
     return told
 
 
