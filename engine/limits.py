@@ -42,9 +42,7 @@ def pool_budget(config: EngineConfig, free_bytes: int, *, on_cpu: bool) -> int:
     return min(budget, CPU_POOL_LIMIT_BYTES) if on_cpu else budget
 
 
-def pool_pages(
-    config: EngineConfig, model: ModelConfig, budget_bytes: int, item_bytes: int, ranks: int = 1
-) -> int:
+def pool_pages(config: EngineConfig, model: ModelConfig, budget_bytes: int, item_bytes: int) -> int:
     """KV pages, the dummy page included: what was asked for, else as many as can be of use and fit.
 
     item_bytes  of one number in it
@@ -53,7 +51,7 @@ def pool_pages(
     """
     if config.max_kv_tokens is not None:
         return 1 + asked_pages(config)
-    size = config.page_size * kv_token_bytes(model, item_bytes, ranks)
+    size = config.page_size * kv_token_bytes(model, item_bytes)
     pages = budget_bytes // size
     if pages < 2:
         raise ModelError(

@@ -25,11 +25,11 @@ from engine.footprint import (
     parameters,
     read_parameters,
     rope_bytes,
-    splits_over,
     workspace_bytes,
 )
 from engine.limits import asked_context, longest_request, pool_budget, pool_pages
 from engine.model_config import ModelConfig
+from engine.sharding import Share, share_of
 from runtime.capacity.gpu import Gpu, Gpus
 from runtime.capacity.report import (
     Capacity,
@@ -89,9 +89,11 @@ def _with_model(bare: Capacity, asked: Asked, environ: Mapping[str, str]) -> Cap
     item_bytes = ITEM_BYTES[_dtype(asked, on_cpu)]
     sizes = _Sizes(config, model, item_bytes)
     splits = [sizes.on_cpu(bare.host)] if on_cpu else sizes.over_each(used)
+    if not on_cpu and asked.ranks not in _RANKS and sizes.share(asked.ranks) is not None:
+        splits.append(sizes.over(asked.ranks, used))
     chosen = next((each for each in splits if each.ranks == asked.ranks), None)
     if chosen is None:
-        notes.append(f"{asked.ranks} ranks cannot share this model evenly.")
+        notes.append(f"{asked.ranks} GPUs cannot share this model.")
     size = ModelSize(
         name=asked.name,
         architecture=model.architecture,
@@ -121,8 +123,16 @@ class _Sizes:
     item_bytes: int
 
     def over_each(self, used: Sequence[Gpu]) -> list[Split]:
-        """Over every number of GPUs that divides the model."""
-        return [self.over(ranks, used) for ranks in _RANKS if splits_over(self.model, ranks)]
+        """Over every usual number of GPUs that can share the model."""
+        return [self.over(ranks, used) for ranks in _RANKS if self.share(ranks) is not None]
+
+    def share(self, ranks: int) -> Share | None:
+        """What the fullest of so many ranks holds; None where they cannot share the model."""
+        try:
+            shares = [share_of(self.model, rank, ranks) for rank in range(ranks)]
+        except ModelError:
+            return None
+        return max(shares, key=lambda each: parameters(each.config, each.vocabulary_rows))
 
     def over(self, ranks: int, used: Sequence[Gpu]) -> Split:
         """Over so many GPUs, all as free as the fullest of those that are there."""
@@ -165,18 +175,20 @@ class _Sizes:
         available: bool,
         on_cpu: bool = False,
     ) -> Split:
-        config, model = self.config, self.model
-        weights = parameters(model, ranks) * self.item_bytes
+        config, share = self.config, self.share(ranks)
+        assert share is not None
+        model = share.config
+        weights = parameters(model, share.vocabulary_rows) * self.item_bytes
         weights += rope_bytes(model, asked_context(config, model))
         left = free - context - weights - workspace - graphs
         pages, why_not = 0, None
         try:
             budget = pool_budget(config, max(0, left), on_cpu=on_cpu)
-            pages = pool_pages(config, model, budget, self.item_bytes, ranks)
+            pages = pool_pages(config, model, budget, self.item_bytes)
             longest_request(config, model, (pages - 1) * config.page_size)
         except ModelError as error:
             why_not = str(error)
-        token_bytes = kv_token_bytes(model, self.item_bytes, ranks)
+        token_bytes = kv_token_bytes(model, self.item_bytes)
         pool = pages * config.page_size * token_bytes
         if pool > max(0, left):
             why_not = f"{weights + pool} bytes are needed, and {free} are free"
@@ -214,11 +226,12 @@ class _Sizes:
         )
 
     def _floor(self, batch: int, context: int, split: Split, gpu: Gpu) -> DecodeFloor:
-        model, peak = self.model, gpu.peak
-        weights = read_parameters(model, batch, split.ranks) * self.item_bytes
-        attended = batch * decode_kv_tokens(model, context) * split.kv_bytes_per_token
-        read = int(weights + attended)
-        flops = decode_flops(model, batch, context, split.ranks)
+        share, peak = self.share(split.ranks), gpu.peak
+        assert share is not None
+        rows = read_parameters(share.config, batch, share.vocabulary_rows)
+        attended = batch * decode_kv_tokens(self.model, context) * split.kv_bytes_per_token
+        read = int(rows * self.item_bytes + attended)
+        flops = decode_flops(self.model, batch, context) // split.ranks
         bandwidth_s = None if peak.bytes_per_s is None else read / peak.bytes_per_s
         compute_s = None if peak.bf16_flops is None else flops / peak.bf16_flops
         known = [each for each in (bandwidth_s, compute_s) if each is not None]

@@ -85,8 +85,10 @@ def test_more_gpus_hold_more() -> None:
     assert by_ranks[2].kv_bytes_per_token * 2 == by_ranks[1].kv_bytes_per_token
     assert by_ranks[4].kv_tokens > by_ranks[2].kv_tokens > by_ranks[1].kv_tokens
     assert report(asked(HUGE, ranks=2), FakeNvml(gpus=2)).split == by_ranks[2]
-    odd = report(asked(ranks=3))
-    assert odd.split is None and "3 ranks cannot share this model evenly." in odd.notes
+    odd = report(asked(ranks=3), FakeNvml(gpus=3))
+    assert odd.split is not None and odd.split.ranks == 3 and odd.split.available
+    many = report(asked(ranks=999))
+    assert many.split is None and "999 GPUs cannot share this model." in many.notes
 
 
 def test_a_model_that_does_not_fit() -> None:
