@@ -79,13 +79,13 @@ class MonitorLoop:
             self._rings.capacity.value = report
             self._tell(report)
             while not pulse.is_stopping:
-                self._rings.sample.value = self._sample(nvml.read())
+                self._rings.sample.value = self._sample(nvml.read(), time.monotonic())
                 self._inbox.wait(EVERY_S)
         finally:
             nvml.close()
 
-    def _sample(self, gpus: Gpus) -> Sample:
-        now_s, host, stats = time.monotonic(), read_host(), self._rings.stats.value
+    def _sample(self, gpus: Gpus, now_s: float) -> Sample:
+        host, stats = read_host(), self._rings.stats.value
         if stats is not None:
             self._told.append((now_s, stats))
         while self._told and self._told[0][0] < now_s - WINDOW_S:
