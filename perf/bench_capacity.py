@@ -39,8 +39,11 @@ def used_bytes(nvml: Nvml) -> int:
     return memory.used_bytes
 
 
-def decode_step_s(engine: Engine, batch: int, context: int) -> float:
-    """Median of the steps of so many rows, each about `context` tokens long."""
+def decode_step_s(engine: Engine, batch: int, context: int) -> float | None:
+    """Median of the steps of so many rows, each about `context` tokens long.
+
+    None where so many never ran together for long.
+    """
     prompt = np.random.default_rng(0).integers(0, 1000, context - 32, dtype=np.int32)
     for number in range(batch):
         # So many that all run together for a while, though the first began long before the last.
@@ -53,7 +56,7 @@ def decode_step_s(engine: Engine, batch: int, context: int) -> float:
             done.append(time.perf_counter())
             rows.append(len(output.token_ids))
     whole = [b - a for a, b, n in zip(done, done[1:], rows[1:], strict=False) if n == batch]
-    return float(np.median(whole[1:33]))
+    return float(np.median(whole[1:33])) if len(whole) > 8 else None
 
 
 def compare(model: str, folder: Path, nvml: Nvml) -> dict[str, Any]:
@@ -102,6 +105,8 @@ def decode_figures(engine: Engine, report: Capacity) -> list[dict[str, Any]]:
     for floor in report.decode:
         if floor.context == 1024 and floor.batch in (1, 64, 256):
             took_s = decode_step_s(engine, floor.batch, floor.context)
+            if took_s is None:
+                continue
             figures.append(
                 {
                     "batch": floor.batch, "context": floor.context, "floor_s": floor.floor_s,
