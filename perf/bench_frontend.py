@@ -2,11 +2,15 @@
 
     python -m perf.bench_frontend                  # 256 streams, HTTP/2 and HTTP/1.1, 10 ms a step
     python -m perf.bench_frontend --step-ms 0      # an engine that is never the bottleneck
+    python -m perf.bench_frontend --client python --load-processes 8 --loops 1,2,4 \
+        --streams 2048 --step-ms 10 --name bench_frontend_loops
 
-The server is perf.frontend_server; the load is C programs: h2load (nghttp2) over HTTP/2, wrk over
-HTTP/1.1. Tokens are whole answers of status 200 times the tokens that each was asked for. Before
-anything is timed one answer is read and checked.
+The server is perf.frontend_server. The load is C programs, h2load (nghttp2) over HTTP/2 and wrk
+over HTTP/1.1, or processes of perf.stream_load, which need nothing beyond our own packages. Tokens
+are whole answers of status 200 times the tokens that each was asked for. Before anything is timed
+one answer is read and checked.
 
+loops      HTTP loops of the server
 tokens/s   offered by the engine: streams / step; carried: what clients got
 bytes      a token: fall where tokens of one stream are merged into one event
 """
@@ -15,11 +19,13 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import click
 import httpx
@@ -29,6 +35,19 @@ from rich.table import Table
 
 from perf.results import save
 from perf.serving import Served, serving
+
+C_PROGRAMS: Final = (("h2load", "nghttp2-client"), ("wrk", "wrk"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of a server."""
+
+    streams: int
+    rounds: int  # answers of each stream
+    tokens: int  # of an answer
+    step_ms: float
+    load_processes: int  # of perf.stream_load; 0: C programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,64 +110,110 @@ def run_wrk(url: str, body: Path, streams: int, duration_s: float) -> Load:
     return Load(int(found[1]), int(float(found[3]) * unit), float(found[2]))
 
 
-def measure(
-    served: Served, *, http2: bool, streams: int, rounds: int, tokens: int, step_ms: float
-) -> dict[str, Any]:
+def run_own(url: str, body: Path, plan: Plan, *, http2: bool) -> Load:
+    """`rounds` answers of each stream, shared out to processes; 4 HTTP/2 connections in each."""
+    parts = urlsplit(url)
+    streams = plan.streams // plan.load_processes
+    command = [
+        sys.executable, "-m", "perf.stream_load", str(parts.hostname), str(parts.port), str(body),
+        "--streams", str(streams), "--answers", str(streams * plan.rounds),
+        *(["--http2", "--each", str(max(1, streams // 4))] if http2 else []),
+    ]  # fmt: skip
+    loads = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(plan.load_processes)
+    ]
+    said = [load.communicate()[0] for load in loads]
+    if any(load.returncode for load in loads):
+        raise click.ClickException("a process of the load failed, see above")
+    told = [json.loads(one) for one in said]
+    return Load(
+        sum(one["answers"] for one in told),
+        sum(one["data_bytes"] for one in told),
+        max(one["wall_s"] for one in told),
+    )
+
+
+def measure(served: Served, plan: Plan, *, http2: bool) -> dict[str, Any]:
     assert served.pid is not None
     process = psutil.Process(served.pid)
     with tempfile.TemporaryDirectory() as folder:
         body = Path(folder) / "body.json"
-        body.write_text(json.dumps(body_of(tokens)))
+        body.write_text(json.dumps(body_of(plan.tokens)))
         cpu = process.cpu_times()
-        if http2:
-            load = run_h2load(served.url, body, streams, rounds)
+        if plan.load_processes:
+            load = run_own(served.url, body, plan, http2=http2)
+        elif http2:
+            load = run_h2load(served.url, body, plan.streams, plan.rounds)
         else:
-            load = run_wrk(served.url, body, streams, max(5.0, rounds * tokens * step_ms / 1e3))
+            duration_s = max(5.0, plan.rounds * plan.tokens * plan.step_ms / 1e3)
+            load = run_wrk(served.url, body, plan.streams, duration_s)
         spent = process.cpu_times()
-    made = load.answers * tokens
+    made = load.answers * plan.tokens
+    cpu_s = spent.user + spent.system - cpu.user - cpu.system
     return {
         "http": "2" if http2 else "1.1",
-        "streams": streams,
-        "offered_tokens_per_s": None if not step_ms else streams / step_ms * 1e3,
+        "offered_tokens_per_s": None if not plan.step_ms else plan.streams / plan.step_ms * 1e3,
         "tokens_per_s": made / load.wall_s,
         "bytes_per_token": load.data_bytes / made,
-        "server_cpu_us_per_token": (spent.user + spent.system - cpu.user - cpu.system) / made * 1e6,
+        "server_cpu_us_per_token": cpu_s / made * 1e6,
+        "server_cores": cpu_s / load.wall_s,
         "wall_s": load.wall_s,
     }
 
 
+def show(results: list[dict[str, Any]]) -> None:
+    table = Table(
+        "loops", "HTTP", "run", "tokens/s", "offered", "bytes/token", "server µs/token", "cores"
+    )
+    for one in results:
+        offered = one["offered_tokens_per_s"]
+        table.add_row(
+            str(one["loops"]), one["http"], str(one["run"]), f"{one['tokens_per_s']:,.0f}",
+            "-" if offered is None else f"{offered:,.0f}", f"{one['bytes_per_token']:.0f}",
+            f"{one['server_cpu_us_per_token']:.1f}", f"{one['server_cores']:.2f}",
+        )  # fmt: skip
+    Console().print(table)
+
+
 @click.command()
+@click.option("--loops", default="1", show_default=True, help="HTTP loops: 1,2,4 for each in turn.")
 @click.option("--streams", default=256, show_default=True)
 @click.option("--rounds", default=4, show_default=True, help="Answers of each stream.")
 @click.option("--tokens", default=200, show_default=True, help="Of an answer.")
 @click.option("--step-ms", default=10.0, show_default=True)
 @click.option("--runs", default=3, show_default=True)
+@click.option("--client", type=click.Choice(["c", "python"]), default="c", show_default=True)
+@click.option("--load-processes", default=1, show_default=True, help="With --client python.")
 @click.option("--name", default="bench_frontend", show_default=True, help="Of the JSON.")
-def main(streams: int, rounds: int, tokens: int, step_ms: float, runs: int, name: str) -> None:
+def main(
+    loops: str, streams: int, rounds: int, tokens: int, step_ms: float, runs: int, client: str,
+    load_processes: int, name: str,
+) -> None:  # fmt: skip
     """Measures what a server carries beside its model."""
-    for program, package in (("h2load", "nghttp2-client"), ("wrk", "wrk")):
+    for program, package in C_PROGRAMS if client == "c" else ():
         if shutil.which(program) is None:
-            raise click.ClickException(f"{program} is missing: Debian has it in {package}")
-    results = []
-    with serving(["--step-ms", str(step_ms)], "perf.frontend_server") as served:
-        events = check(served.url, tokens)
-        for run in range(runs):
-            for http2 in (True, False):
-                one = measure(
-                    served, http2=http2, streams=streams, rounds=rounds, tokens=tokens,
-                    step_ms=step_ms,
-                )  # fmt: skip
-                results.append({"run": run, **one})
-    table = Table("HTTP", "run", "tokens/s", "offered", "bytes/token", "server µs/token")
-    for one in results:
-        offered = one["offered_tokens_per_s"]
-        table.add_row(
-            one["http"], str(one["run"]), f"{one['tokens_per_s']:,.0f}",
-            "-" if offered is None else f"{offered:,.0f}", f"{one['bytes_per_token']:.0f}",
-            f"{one['server_cpu_us_per_token']:.1f}",
-        )  # fmt: skip
-    Console().print(table)
-    print(save(name, {"step_ms": step_ms, "events_per_token_alone": events, "results": results}))
+            raise click.ClickException(
+                f"{program} is missing: Debian has it in {package}; or use --client python"
+            )
+    if streams % (4 * load_processes):
+        raise click.ClickException(f"--streams must be a multiple of {4 * load_processes}")
+    plan = Plan(streams, rounds, tokens, step_ms, load_processes if client == "python" else 0)
+    results, events = [], {}
+    for number in map(int, loops.split(",")):
+        flags = ["--step-ms", str(step_ms), "--http-loops", str(number)]
+        with serving([*flags, "--max-running", str(streams)], "perf.frontend_server") as served:
+            events[number] = check(served.url, tokens)
+            for run in range(runs):
+                for http2 in (True, False):
+                    one = measure(served, plan, http2=http2)
+                    results.append({"loops": number, "run": run, **one})
+    show(results)
+    print(save(name, {
+        "streams": streams, "rounds": rounds, "tokens": tokens, "step_ms": step_ms,
+        "client": client, "load_processes": load_processes, "events_per_token_alone": events,
+        "results": results,
+    }))  # fmt: skip
 
 
 if __name__ == "__main__":

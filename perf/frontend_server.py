@@ -150,12 +150,15 @@ def load_replay(folder: Path, step_s: float) -> Load:
 
 @click.command()
 @click.option("--step-ms", default=10.0, show_default=True, help="0: as fast as it is taken.")
+@click.option("--http-loops", default=1, show_default=True)
+@click.option("--max-running", default=1024, show_default=True)
 @click.option("--port", default=0, show_default=True)
-def main(step_ms: float, port: int) -> None:
+def main(step_ms: float, http_loops: int, max_running: int, port: int) -> None:
     """Serves replayed text."""
     restart_without_gil()
     folder = default_folder()
-    config = ServerConfig(EngineConfig(folder, max_running=1024), port=port)
+    engine = EngineConfig(folder, max_running=max_running)
+    config = ServerConfig(engine, port=port, http_loops=http_loops)
     code, all_ended = serve.run(config, load_replay(folder, step_ms / 1e3))
     if not all_ended:
         os._exit(code)

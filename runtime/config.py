@@ -28,6 +28,7 @@ class ServerConfig:
     served_model_name: str | None = None  # None: the name of the checkpoint's folder
     tool_call_parser: str = "auto"  # how the model writes calls; auto: as its chat template says
     reasoning_parser: str = "auto"
+    http_loops: int = 1  # each with a thread and connections of its own
     tokenizer_threads: int = 2  # templates and encoding are a small part of a request's work
     max_queued: int = 2048  # requests beyond the running ones, before clients are told to wait
     max_queued_tokens: int = 1 << 22  # of their prompts: 2,048 for each of the queue's places
@@ -60,6 +61,7 @@ class ServerConfig:
         if self.profile and not self.profile_dir.is_dir():
             raise ValueError(f"profile_dir is {self.profile_dir}; there is no such folder")
         self._within("port", self.port, 0, 65_535)
+        self._within("http_loops", self.http_loops, 1, 64)
         self._within("tokenizer_threads", self.tokenizer_threads, 1, 64)
         self._within("max_queued", self.max_queued, 1, 1 << 20)
         self._within("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)

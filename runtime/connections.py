@@ -10,9 +10,9 @@ one.
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final
 
 from hypercorn.asyncio.task_group import TaskGroup
@@ -20,10 +20,11 @@ from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ConnectionState
+from hypercorn.typing import ASGIReceiveEvent, ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 from starlette.types import ASGIApp
 
+from runtime.listener import Listener
 from runtime.protocols import Protocols
 
 _LINGER_S: Final = 5.0  # for a client that has been refused to stop sending
@@ -31,7 +32,7 @@ _TLS_SHUTDOWN_S: Final = 5.0  # for the peer's half of closing; asyncio's 30 s k
 
 
 class Connection(TCPServer):
-    """One client's connection. Owned by the HTTP loop."""
+    """One client's connection. Owned by its HTTP loop."""
 
     _is_over = False  # the peer has gone, or we cut it
 
@@ -156,27 +157,37 @@ async def serve_connections(
     *,
     stall_timeout_s: float,
     close_timeout_s: float,
+    connections: list[int],
+    index: int,
 ) -> int:
     """Serves `app` until `wait_end` returns, then closes; how many connections had to be cut.
 
+    listening        closed at the end; others may hold duplicates of it: see listener.py
     stall_timeout_s  for a client to take what is sent; then it is cut
     close_timeout_s  for connections to close once their responses are complete
+    connections      how many each HTTP loop has; `index` is this one's entry
     """
     context = WorkerContext(None)
-    tasks: set[asyncio.Task[Any]] = set()
+    tasks: set[asyncio.Task[None]] = set()
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
     tls = config.create_ssl_context()
-    server = await asyncio.start_server(
-        partial(_serve_one, tasks, stall_timeout_s, wrapped, config, context),
-        sock=listening,
-        backlog=config.backlog,
-        ssl=tls,
-        ssl_shutdown_timeout=_TLS_SHUTDOWN_S if tls is not None else None,
-    )
+    made_with = wrapped, asyncio.get_running_loop(), config, context, ConnectionState({})
+
+    def on_connection(connection: socket.socket) -> None:
+        task = asyncio.create_task(_serve_one(connection, tls, stall_timeout_s, made_with))
+        tasks.add(task)
+        task.add_done_callback(on_end)
+        connections[index] = len(tasks)
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        connections[index] = len(tasks)
+
+    listener = Listener(listening, connections, index, on_connection)
     try:
         await wait_end()
     finally:
-        server.close()
+        listener.close()
         await context.terminated.set()  # closes what is idle, and the others when they become so
         if tasks:
             await asyncio.wait(tasks, timeout=close_timeout_s)
@@ -187,17 +198,22 @@ async def serve_connections(
 
 
 async def _serve_one(
-    tasks: set[asyncio.Task[Any]],
+    connection: socket.socket,
+    tls: ssl.SSLContext | None,
     stall_timeout_s: float,
-    app: AppWrapper,
-    config: Config,
-    context: WorkerContext,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    made_with: tuple[Any, ...],
 ) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
     loop = asyncio.get_running_loop()
-    await Connection(stall_timeout_s, app, loop, config, context, {}, reader, writer)
+    reader = asyncio.StreamReader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            connection,
+            ssl=tls,
+            ssl_shutdown_timeout=_TLS_SHUTDOWN_S if tls is not None else None,
+        )
+    except OSError:
+        return  # the client has gone, or does not speak TLS
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    await Connection(stall_timeout_s, *made_with, reader, writer)

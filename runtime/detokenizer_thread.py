@@ -1,6 +1,6 @@
-"""The detokenizer thread: each step's tokens become text on its way to the HTTP loop.
+"""The detokenizer thread: each step's tokens become text on its way to the HTTP loops.
 
-One push, and so at most one wake-up, a step. Knows no sockets; how text is made is
+One push, and so at most one wake-up, a step and loop. Knows no sockets; how text is made is
 engine.detokenizer's business.
 """
 
@@ -11,6 +11,7 @@ from engine.request import Delta, Started, StepOutput
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
 from runtime.messages import Begun, StepDeltas
+from runtime.request_ids import loop_of
 from runtime.worker import TICK_S, Pulse
 
 
@@ -41,7 +42,7 @@ class DetokenizerRings:
     wakeup: Wakeup
     outputs: Receiver[StepOutput]
     stops: Sender[int]  # holds every live request at once, so that it is never full: see rings.py
-    deltas: Sender[StepDeltas]
+    deltas: tuple[Sender[StepDeltas], ...]  # one for each HTTP loop
 
 
 class DetokenizerLoop:
@@ -68,7 +69,24 @@ class DetokenizerLoop:
             pulse.push(self._rings.stops, request_id)
         if text.deltas:
             begun = tuple(map(_begun, output.started)) if output.started else ()
-            pulse.push(self._rings.deltas, StepDeltas(text.deltas, begun, output.made_s))
+            self._push(StepDeltas(text.deltas, begun, output.made_s), pulse)
+
+    def _push(self, step: StepDeltas, pulse: Pulse) -> None:
+        """To each loop what its requests are told."""
+        loops = len(self._rings.deltas)
+        if loops == 1:
+            pulse.push(self._rings.deltas[0], step)
+            return
+        deltas: list[list[Delta]] = [[] for _ in range(loops)]
+        begun: list[list[Begun]] = [[] for _ in range(loops)]
+        for delta in step.deltas:
+            deltas[loop_of(delta.request_id, loops)].append(delta)
+        for each in step.begun:
+            begun[loop_of(each.request_id, loops)].append(each)
+        for loop, ring in enumerate(self._rings.deltas):
+            if deltas[loop]:
+                part = StepDeltas(tuple(deltas[loop]), tuple(begun[loop]), step.made_s)
+                pulse.push(ring, part)
 
 
 def _begun(started: Started) -> Begun:

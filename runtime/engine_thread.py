@@ -131,10 +131,10 @@ class EngineRings:
 
     wakeup: Wakeup
     submissions: tuple[Receiver[Request], ...]  # one for each tokenizer thread
-    aborts: Receiver[int]
+    aborts: tuple[Receiver[int], ...]  # one for each HTTP loop
     stops: Receiver[int]
-    commands: Receiver[Command]
-    answers: Sender[Answer]
+    commands: tuple[Receiver[Command], ...]  # likewise
+    answers: tuple[Sender[Answer], ...]
     outputs: Sender[StepOutput]
     loaded: Sender[Loaded]
     stats: Latest[EngineStats]
@@ -148,7 +148,7 @@ class EngineLoop:
         self._progress = progress
         self._rings = rings
         self._inbox = Inbox(
-            rings.wakeup, [rings.aborts, rings.stops, rings.commands, *rings.submissions]
+            rings.wakeup, [*rings.aborts, rings.stops, *rings.commands, *rings.submissions]
         )
         self._worked = False  # since the last tidying
         self._tidied_s = time.monotonic()
@@ -198,7 +198,8 @@ class EngineLoop:
     def _take_messages(self, engine: ServedEngine, pulse: Pulse) -> bool:
         """True where anything came: the engine may have an ending to tell, even without work."""
         rings = self._rings
-        aborts, stops = rings.aborts.pop_all(), rings.stops.pop_all()
+        aborts = [request_id for ring in rings.aborts for request_id in ring.pop_all()]
+        stops = rings.stops.pop_all()
         requests = [request for ring in rings.submissions for request in ring.pop_all()]
         for request in requests:
             self._submit(engine, request, pulse)
@@ -206,8 +207,9 @@ class EngineLoop:
             engine.stop_matched(request_id)
         for request_id in aborts:
             engine.abort(request_id)
-        for command in rings.commands.pop_all():
-            pulse.push(rings.answers, _obey(engine, command))
+        for commands, answers in zip(rings.commands, rings.answers, strict=True):
+            for command in commands.pop_all():
+                pulse.push(answers, _obey(engine, command))
         return bool(aborts or stops or requests)
 
     def _submit(self, engine: ServedEngine, request: Request, pulse: Pulse) -> None:

@@ -2,7 +2,7 @@
 
 Rules
 - A grammar takes seconds at worst, and the loop's threads are for large bodies and texts too. So
-  only `THREADS` of them compile, and what waits for its turn waits without one.
+  only few of them compile, and what waits for its turn waits without one.
 - A client that leaves frees no thread: its grammar is compiled to the end, and so keeps its turn.
 
 Knows no HTTP.
@@ -17,15 +17,16 @@ from engine.request import CompiledGrammar
 from runtime.lifecycle import GrammarSource
 from runtime.to_the_end import run_to_the_end
 
-THREADS: Final = 2  # of which one tries a grammar, and the other compiles what has passed
+# Of all HTTP loops, but at least one each: one tries a grammar, one compiles what has passed.
+THREADS: Final = 2
 WAIT_S: Final = 20.0  # for a turn
 
 
 class GrammarJobs:
-    """Grammars under way. Owned by the HTTP loop."""
+    """Grammars under way. Owned by its HTTP loop."""
 
-    def __init__(self, wait_s: float = WAIT_S) -> None:
-        self._turns = asyncio.Semaphore(THREADS)
+    def __init__(self, threads: int = THREADS, wait_s: float = WAIT_S) -> None:
+        self._turns = asyncio.Semaphore(threads)
         self._wait_s = wait_s
 
     async def compile(self, source: GrammarSource, spec: GrammarSpec) -> CompiledGrammar:

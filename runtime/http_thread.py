@@ -1,4 +1,4 @@
-"""The HTTP loop: Hypercorn and the app on an asyncio loop, in a thread of its own.
+"""An HTTP loop: Hypercorn and the app on an asyncio loop, in a thread of its own.
 
 The main thread keeps the signals and the watchdog, so that neither waits for a request.
 
@@ -6,11 +6,14 @@ Rules
 - The loop leaves its thread once the server drains (when no request is left, or those that are were
   aborted after the drain's time) or has failed (after each open stream got its error event).
 - Nothing here waits for a client without a limit.
+- Each of several loops has its own connections and their requests. Loops share a listening socket,
+  how many connections each has, and what their requests take of the queue; nothing else.
 """
 
 import asyncio
 import logging
 import socket
+import threading
 from typing import Any, Final
 
 from hypercorn.config import Config
@@ -19,6 +22,7 @@ from starlette.types import ASGIApp
 from httpd.service import State
 from runtime.config import ServerConfig
 from runtime.connections import serve_connections
+from runtime.control import ServerControl
 from runtime.inbox import Inbox, LoopInbox
 from runtime.lifecycle import Lifecycle
 from runtime.service import ThreadedService
@@ -56,18 +60,28 @@ class HttpLoop:
         hypercorn: Config,
         listening: socket.socket,
         service: ThreadedService,
+        control: ServerControl,
         inbox: Inbox,
         lifecycle: Lifecycle,
         *,
+        connections: list[int],
+        index: int,
         stall_timeout_s: float,
         drain_timeout_s: float,
     ) -> None:
+        """
+        listening    a duplicate of the one that all loops share; taken over
+        connections  how many each loop has; `index` is this one's entry
+        """
         self._app = app
         self._hypercorn = hypercorn
         self._listening = listening
         self._service = service
+        self._control = control
         self._inbox = LoopInbox(inbox, self._on_items)
         self._lifecycle = lifecycle
+        self._connections = connections
+        self._index = index
         self._stall_timeout_s = stall_timeout_s
         self._drain_timeout_s = drain_timeout_s
         self._ending = asyncio.Event()  # set once the server drains or has failed
@@ -89,6 +103,8 @@ class HttpLoop:
                 self._wait_end,
                 stall_timeout_s=self._stall_timeout_s,
                 close_timeout_s=CLOSE_GRACE_S,
+                connections=self._connections,
+                index=self._index,
             )
             if cut:
                 log.warning("%d connections did not close in time and are cut", cut)
@@ -109,13 +125,14 @@ class HttpLoop:
     def _on_items(self) -> None:
         try:
             self._service.take_all()
+            self._control.take_all()
             state = self._lifecycle.state
             if state is State.FAILED:
                 self._service.fail_all()
             if state in (State.DRAINING, State.FAILED):
                 self._ending.set()
         except Exception as error:  # asyncio would log it and go on, deaf
-            report_failure("http", error, self._lifecycle)
+            report_failure(threading.current_thread().name, error, self._lifecycle)
             self._service.fail_all()
             self._ending.set()
 

@@ -1,14 +1,14 @@
 """What the server knows of itself, put together for those who ask over HTTP.
 
-Reads what other threads have told last (`Latest`), and the HTTP loop's own log of requests. Knows
-no routes.
+Reads what other threads have told last (`Latest`), and the HTTP loops' logs of requests. Knows no
+routes.
 """
 
 import asyncio
 import dataclasses
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from runtime.lifecycle import Lifecycle
 from runtime.live import WINDOW_S, Latency, Live, Load, Quantiles, Steps, Tier
 from runtime.messages import ModelFacts
 from runtime.metrics.histogram import bucket_quantiles
+from runtime.metrics.merged import merged_logs, merged_traces
 from runtime.metrics.scrape import Sources, exposition
 from runtime.monitor_thread import Sample
 from runtime.queue_limit import QueueLimit
@@ -52,8 +53,8 @@ class ServerInsight:
         self,
         lifecycle: Lifecycle,
         rings: InsightRings,
-        requests: RequestLog,
-        traces: Traces,
+        logs: Sequence[RequestLog],
+        traces: Sequence[Traces],
         limit: QueueLimit,
         *,
         version: str,
@@ -61,22 +62,21 @@ class ServerInsight:
         max_alive: int,
     ) -> None:
         """
+        logs         of every HTTP loop
+        traces       likewise
         limit        what waits
         max_running  rows of the engine
         max_alive    requests beyond which clients are told to come later
         """
         self._lifecycle = lifecycle
         self._rings = rings
-        self._requests = requests
+        self._logs = logs
         self._traces = traces
         self._limit = limit
         self._version = version
         self._max_running = max_running
         self._max_alive = max_alive
         self._begun_s = time.monotonic()
-        self._sources = Sources(
-            requests, traces, lambda: rings.stats.value, rings.depths, self._facts
-        )
 
     # httpd.insight.Insight
 
@@ -99,15 +99,19 @@ class ServerInsight:
 
     async def metrics(self) -> bytes:
         live = self._live(brief=True)
-        return await asyncio.to_thread(exposition, self._sources, live)
+        sources = Sources(
+            merged_logs(self._logs), merged_traces(self._traces),
+            lambda: self._rings.stats.value, self._rings.depths, self._facts,
+        )  # fmt: skip
+        return await asyncio.to_thread(exposition, sources, live)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        trace = self._traces.find(request_id)
-        return None if trace is None else trace.told()
+        found = (traces.find(request_id) for traces in self._traces)
+        return next((trace.told() for trace in found if trace is not None), None)
 
     def _live(self, brief: bool = False) -> Live:
         """brief  without quantiles and single requests, which take a while to gather"""
-        now_s, log = time.monotonic(), self._requests
+        now_s, log = time.monotonic(), merged_logs(self._logs)
         stats, sample = self._rings.stats.value, self._rings.sample.value
         card = self._lifecycle.card
         latency = Latency(_NOTHING, _NOTHING, _NOTHING, _NOTHING) if brief else log.latency(now_s)
@@ -122,7 +126,7 @@ class ServerInsight:
             window_s=WINDOW_S,
             throughput=log.throughput(now_s),
             latency=latency,
-            load=self._load(stats),
+            load=self._load(stats, log),
             kv=None if stats is None else _kv_tier(stats),
             host_kv=None,
             steps=None if stats is None else _steps(stats, sample, now_s),
@@ -132,14 +136,14 @@ class ServerInsight:
             requests=() if brief else log.running(prefilling, now_s),
         )
 
-    def _load(self, stats: EngineStats | None) -> Load:
+    def _load(self, stats: EngineStats | None, log: RequestLog) -> Load:
         running, waiting = (0, 0) if stats is None else (stats.running, stats.waiting)
         rows_are_free = running < self._max_running and waiting == 0
         is_ready = self._lifecycle.state is State.READY
         estimate_s = self._limit.start_estimate_s(rows_are_free=rows_are_free)
         return Load(
-            alive=len(self._requests.alive),
-            encoding=self._requests.encoding,
+            alive=len(log.alive),
+            encoding=log.encoding,
             waiting=waiting,
             running=running,
             max_running=self._max_running,

@@ -1,4 +1,4 @@
-"""The values that travel between the HTTP loop, tokenizers, detokenizer and the main thread.
+"""The values that travel between the HTTP loops, tokenizers, detokenizer and the main thread.
 
 What the engine and the detokenizer exchange is in engine.request. All are frozen.
 """
@@ -59,6 +59,22 @@ class StepDeltas:
     deltas: tuple[Delta, ...]
     begun: tuple[Begun, ...] = ()  # those whose first delta is among them
     made_s: float = 0.0  # time.monotonic() when the engine had the step's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A command to an HTTP loop: to end its responses."""
+
+    number: int  # of all commands of the loop that gives it
+    response_id: str | None  # None: all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of an `Abort`."""
+
+    number: int  # the command's
+    count: int  # responses that were ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,11 @@ Rules
 - Before it is tokenized it counts as the caller's guess.
 - What alone is more than the limit may wait where nothing else does: the context bounds it.
 
+Guarantees: whatever several HTTP loops admit at once, together they stay within the limits, without
+a lock. Each writes what it takes into its entry of a list that all share, and only then reads the
+others'. Writes to a list hold its own lock, so one comes first (library/threadsafety), and whoever
+wrote later reads it. Where both see both, both may be refused, though one would have fitted.
+
 Knows neither routes nor rings.
 """
 
@@ -22,18 +27,36 @@ _RECENT: Final = 64  # prompts that the rate is taken from
 _MAX_RETRY_S: Final = 60  # a client's own patience; openai-python believes up to 120
 
 
+class QueueCounts:
+    """What each HTTP loop has. Each entry is written by its loop alone; any loop reads them all."""
+
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self, loops: int) -> None:
+        self.requests = [0] * loops  # alive
+        self.tokens = [0] * loops  # of prompts that wait
+
+
 class QueueLimit:
-    """What waits, and how fast it has been leaving. Owned by the HTTP loop."""
+    """What waits, and how fast it has been leaving. Owned by one HTTP loop."""
 
     def __init__(
-        self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic
+        self,
+        max_requests: int,
+        max_tokens: int,
+        counts: QueueCounts,
+        loop: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        max_requests  alive at the same time, the running ones among them
-        max_tokens    of prompts that wait
+        max_requests  of all loops, alive at the same time, the running ones among them
+        max_tokens    of all loops' prompts that wait
+        counts        shared with the other loops' limits
+        loop          whose limit this is
         """
-        self.requests = 0  # alive
-        self.tokens = 0  # of prompts that wait
+        self._counts = counts
+        self._loop = loop
+        self._loops = len(counts.requests)
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._clock = clock
@@ -44,16 +67,42 @@ class QueueLimit:
 
         Raises `Rejected`: 503 with the seconds after which there may be room.
         """
-        if self.requests + requests > self._max_requests:
-            message = f"The server has {self.requests} requests; the limit is {self._max_requests}."
+        self.take(tokens, requests)
+        try:
+            self._check(tokens, requests)
+        except Rejected:
+            self.take(-tokens, -requests)
+            raise
+        return Place(self, tokens, requests)
+
+    def take(self, tokens: int, requests: int = 0) -> None:
+        """So much more, or less, is this loop's."""
+        self._counts.tokens[self._loop] += tokens
+        self._counts.requests[self._loop] += requests
+
+    @property
+    def requests(self) -> int:
+        """Alive, of all loops."""
+        return sum(self._counts.requests)
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts that wait, of all loops."""
+        return sum(self._counts.tokens)
+
+    def _check(self, tokens: int, requests: int) -> None:
+        """Raises `Rejected` where what was just taken is too much."""
+        alive = self.requests - requests
+        if alive + requests > self._max_requests:
+            message = f"The server has {alive} requests; the limit is {self._max_requests}."
             raise _full(message, 1)
-        if self.tokens and self.tokens + tokens > self._max_tokens:
+        waiting = self.tokens - tokens
+        if waiting and waiting + tokens > self._max_tokens:
             message = (
-                f"Prompts of {self.tokens} tokens are waiting; with this one's {tokens} they would "
+                f"Prompts of {waiting} tokens are waiting; with this one's {tokens} they would "
                 f"be over the limit of {self._max_tokens}."
             )
-            raise _full(message, self._seconds_for(self.tokens + tokens - self._max_tokens))
-        return Place(self, tokens, requests)
+            raise _full(message, self._seconds_for(waiting + tokens - self._max_tokens))
 
     def began(self, tokens: int) -> None:
         """A prompt of so many tokens waits no more."""
@@ -74,53 +123,53 @@ class QueueLimit:
             return None
         elapsed_s = now_s - recent[0][0]
         if not self.tokens:
-            return elapsed_s / (len(recent) - 1)  # when the next row is given
-        tokens = sum(each for _, each in recent[1:])
+            return elapsed_s / (len(recent) - 1) / self._loops  # when the next row is given
+        tokens = sum(each for _, each in recent[1:]) * self._loops
         return self.tokens * elapsed_s / tokens if tokens else None
 
     def _seconds_for(self, tokens: int) -> int:
-        """Whole seconds in which so many leave, at the rate of the last ones; 1 where unknown."""
+        """Whole seconds in which so many leave, at the rate of the last ones; 1 where unknown.
+
+        Other loops' prompts are taken to leave as fast as this one's.
+        """
         if len(self._begun) < 2:
             return 1
         elapsed_s = self._clock() - self._begun[0][0]
         left = sum(tokens for _, tokens in self._begun) - self._begun[0][1]
         if left == 0:
             return 1
-        return min(max(math.ceil(tokens * elapsed_s / left), 1), _MAX_RETRY_S)
+        return min(max(math.ceil(tokens * elapsed_s / (left * self._loops)), 1), _MAX_RETRY_S)
 
 
 class Place:
-    """What one prompt takes of a `QueueLimit`. Owned by the HTTP loop."""
+    """What one prompt takes of a `QueueLimit`. Owned by its HTTP loop."""
 
     __slots__ = ("_limit", "_requests", "_tokens", "_waits")
 
     def __init__(self, limit: QueueLimit, tokens: int, requests: int) -> None:
         self._limit, self._tokens, self._requests = limit, tokens, requests
         self._waits = True
-        limit.tokens += tokens
-        limit.requests += requests
 
     def settle(self, tokens: int) -> None:
         """The prompt was tokenized: it has so many. Does nothing once it has begun."""
         if self._waits:
-            self._limit.tokens += tokens - self._tokens
+            self._limit.take(tokens - self._tokens)
             self._tokens = tokens
 
     def begin(self) -> None:
         """Its first token has come; called with each one after it, too."""
         if self._waits:
             self._waits = False
-            self._limit.tokens -= self._tokens
+            self._limit.take(-self._tokens)
             self._limit.began(self._tokens)
 
     def end(self) -> None:
         """One of its requests is over, whether or not it began. Called once for each."""
         assert self._requests > 0
         self._requests -= 1
-        self._limit.requests -= 1
-        if self._requests == 0 and self._waits:
-            self._waits = False
-            self._limit.tokens -= self._tokens
+        is_last = self._requests == 0
+        self._limit.take(-self._tokens if is_last and self._waits else 0, -1)
+        self._waits = self._waits and not is_last
 
 
 def guessed_tokens(prompt: Prompt) -> int:

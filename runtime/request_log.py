@@ -38,6 +38,12 @@ REQUEST_BOUNDS_S: Final = (
 SIZE_BOUNDS: Final = (
     1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
 )  # fmt: skip
+_HISTOGRAMS: Final = (
+    "ttft", "itl", "token_time", "queue", "prefill", "decode", "front_end", "e2e", "prompt_sizes",
+    "output_sizes", "max_tokens", "choices",
+)  # fmt: skip
+_COUNTS: Final = ("prompt_tokens", "cached_tokens", "output_tokens")
+_RECENT: Final = ("_recent_ttft", "_recent_itl", "_recent_queue", "_recent_e2e")
 _FINISH_NAMES: Final = {each: each.name.lower() for each in Finish}
 
 
@@ -120,6 +126,18 @@ class RequestLog:
         self._recent_ttft, self._recent_itl = Recent(), Recent()
         self._recent_queue, self._recent_e2e = Recent(), Recent()
         self._per_second = PerSecond(4)
+
+    def add(self, other: "RequestLog") -> None:
+        """Takes in what another loop's log has counted, but for requests that are alive."""
+        for name in _HISTOGRAMS:
+            getattr(self, name).add(getattr(other, name))
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.finished.update(other.finished.copy())
+        self.refused.update(other.refused.copy())
+        for name in _RECENT:
+            getattr(self, name).add_all(getattr(other, name))
+        self._per_second.add_all(other._per_second)
 
     # A request's way
 

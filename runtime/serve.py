@@ -112,6 +112,7 @@ _PATH: Final = click.Path(path_type=Path)
 )
 @option("--reasoning-parser", "How the model writes reasoning; auto: as its chat template says.",
          type=click.Choice(REASONING_CHOICES))  # fmt: skip
+@option("--http-loops", "Threads that serve connections, each its share of them.", type=int)
 @option("--tokenizer-threads", "Threads that render templates and encode prompts.", type=int)
 @option("--max-queued", "Requests beyond the running ones before clients get a 503.", type=int)
 @option("--max-queued-tokens", "Prompt tokens of waiting requests before clients get a 503.",

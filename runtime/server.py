@@ -1,9 +1,9 @@
 """All threads of one server, and the order in which they start and end.
 
-Start: HTTP, so that /health answers; the engine, which loads; then detokenizer and tokenizers;
-READY.
-End:   HTTP (no request is left then), tokenizers, engine, detokenizer: each after those that send
-to it.
+Start: the HTTP loops, so that /health answers; the engine, which loads; then detokenizer and
+tokenizers; READY.
+End:   the HTTP loops (no request is left then), tokenizers, engine, detokenizer: each after those
+that send to it.
 
 Knows neither what the engine is nor how it is loaded: see loading.py.
 """
@@ -34,7 +34,7 @@ from runtime.lifecycle import Lifecycle
 from runtime.messages import ModelFacts
 from runtime.monitor import Watchdog, all_stacks
 from runtime.monitor_thread import MonitorLoop
-from runtime.queue_limit import QueueLimit
+from runtime.queue_limit import QueueCounts, QueueLimit
 from runtime.ranks.leader import LeaderLoop
 from runtime.ranks.links import Link
 from runtime.request_log import RequestLog
@@ -92,7 +92,10 @@ class Server:
             self._lifecycle.subscribe(wakeup)
         self._inbox = Inbox(self._rings.main, [self._rings.loaded.receiver])
         self._watchdog = Watchdog(self._lifecycle, config.watchdog_s)
-        self._http = self._worker("http", self._http_loop(listening, version).run, ends_first=True)
+        self._http = [
+            self._worker(f"http-{index}", loop.run, ends_first=True)
+            for index, loop in enumerate(self._http_loops(listening, version))
+        ]
         self._engine = self._worker(
             "engine", EngineLoop(load, progress, self._rings.of_engine()).run
         )
@@ -104,8 +107,10 @@ class Server:
         self._loaded: Loaded | None = None
         self._signals = 0
 
-    def _http_loop(self, listening: socket.socket, version: str) -> HttpLoop:
+    def _http_loops(self, listening: socket.socket, version: str) -> list[HttpLoop]:
         config, rings = self._config, self._rings
+        loops = range(config.http_loops)
+        counts, connections = QueueCounts(len(loops)), [0] * len(loops)
         settings = HttpSettings(
             version=version,
             max_body_bytes=config.max_body_bytes,
@@ -115,24 +120,36 @@ class Server:
             isolates_keys=config.cache_isolation == "key",
             access=config.access,
         )
-        limit = QueueLimit(config.max_requests, config.max_queued_tokens)
-        requests, traces = RequestLog(), Traces(frozenset(APIS))
-        service = ThreadedService(self._lifecycle, rings.of_service(), limit, requests)
-        control = ServerControl(self._lifecycle, rings.of_control(), service)
-        insight = ServerInsight(
-            self._lifecycle, rings.of_insight(), requests, traces, limit, version=version,
-            max_running=config.engine.max_running, max_alive=config.max_requests,
-        )  # fmt: skip
-        return HttpLoop(
-            create_app(service, settings, control, insight, traces),
-            hypercorn_config(config),
-            listening,
-            service,
-            rings.of_http(),
-            self._lifecycle,
-            stall_timeout_s=config.stall_timeout_s,
-            drain_timeout_s=config.drain_timeout_s,
-        )
+        logs = [RequestLog() for _ in loops]
+        traces = [Traces(frozenset(APIS)) for _ in loops]
+
+        def http_loop(index: int) -> HttpLoop:
+            limit = QueueLimit(config.max_requests, config.max_queued_tokens, counts, index)
+            service = ThreadedService(
+                self._lifecycle, rings.of_service(index), limit, logs[index], loops=len(loops)
+            )
+            control = ServerControl(self._lifecycle, rings.of_control(index), service)
+            insight = ServerInsight(
+                self._lifecycle, rings.of_insight(), logs, traces, limit, version=version,
+                max_running=config.engine.max_running, max_alive=config.max_requests,
+            )  # fmt: skip
+            return HttpLoop(
+                create_app(service, settings, control, insight, traces[index]),
+                hypercorn_config(config),
+                listening.dup(),
+                service,
+                control,
+                rings.of_http(index),
+                self._lifecycle,
+                connections=connections,
+                index=index,
+                stall_timeout_s=config.stall_timeout_s,
+                drain_timeout_s=config.drain_timeout_s,
+            )
+
+        made = [http_loop(index) for index in loops]
+        listening.close()  # each loop has its own now
+        return made
 
     def _ranks_worker(self, followers: Sequence[Link]) -> Worker:
         loop = LeaderLoop(followers, self._lifecycle, self._rings.ranks)
@@ -145,7 +162,7 @@ class Server:
 
     def run(self) -> Outcome:
         """Serves until a signal or a failure ends it."""
-        for worker in (self._http, self._monitor, self._engine, *self._ranks):
+        for worker in (*self._http, self._monitor, self._engine, *self._ranks):
             worker.start()
         while True:
             self._inbox.wait(TICK_S)
@@ -154,7 +171,8 @@ class Server:
                 self._lifecycle.drain()
             if self._lifecycle.state is State.FAILED:
                 return self._end_failed()
-            if self._lifecycle.state is State.DRAINING and not self._http.is_alive:
+            is_draining = self._lifecycle.state is State.DRAINING
+            if is_draining and not any(http.is_alive for http in self._http):
                 return self._end()
             if self._lifecycle.state is State.LOADING:
                 self._open_when_loaded()
@@ -196,7 +214,7 @@ class Server:
     def _workers(self) -> list[Worker]:
         """Those started so far, in the order in which they end."""
         text, ranks = self._tokenizers, self._ranks
-        return [self._http, self._monitor, *text, self._engine, *self._detokenizers, *ranks]
+        return [*self._http, self._monitor, *text, self._engine, *self._detokenizers, *ranks]
 
     # The end
 
@@ -204,7 +222,7 @@ class Server:
         self._lifecycle.stop()
         self._watchdog.arm(_JOIN_S + _LAST_RESORT_S)
         is_loading = self._loaded is None  # which cannot be interrupted everywhere
-        left = self._join(_FAILED_JOIN_S if is_loading else _JOIN_S)
+        left = self._join(self._workers, _FAILED_JOIN_S if is_loading else _JOIN_S)
         if left and not is_loading:
             log.critical("threads that did not end: %s\n%s", ", ".join(left), all_stacks())
             return Outcome(1, all_ended=False)
@@ -217,21 +235,21 @@ class Server:
         failure = self._lifecycle.failure
         assert failure is not None
         self._watchdog.arm(_LAST_RESORT_S)
-        if failure.thread != self._http.name:
-            self._http.join(_FAILED_HTTP_S)
+        self._join([w for w in self._http if w.name != failure.thread], _FAILED_HTTP_S)
         if failure.is_hang:  # last, once clients were told: it may itself hang
             log.critical("all threads:\n%s", all_stacks())
         self._lifecycle.stop()
         for worker in self._ranks:
             worker.join(_FAILED_RANKS_S)
-        left = self._join(_FAILED_JOIN_S)
+        left = self._join(self._workers, _FAILED_JOIN_S)
         log.critical("the server ends; %s thread: %s", failure.thread, failure.cause)
         return Outcome(1, all_ended=self._close(left))
 
-    def _join(self, timeout_s: float) -> list[str]:
-        """Names of the threads that still run."""
+    @staticmethod
+    def _join(workers: list[Worker], timeout_s: float) -> list[str]:
+        """Names of those whose threads still run."""
         deadline = time.monotonic() + timeout_s
-        return [w.name for w in self._workers if not w.join(max(0.0, deadline - time.monotonic()))]
+        return [w.name for w in workers if not w.join(max(0.0, deadline - time.monotonic()))]
 
     def _close(self, left: list[str]) -> bool:
         self._watchdog.disarm()

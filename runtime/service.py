@@ -10,10 +10,9 @@ Knows no sockets, and no HTTP beyond what `Rejected` carries.
 """
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,22 +25,23 @@ from httpd.service import Constraint, Job, ModelCard, Occupancy, Rejected, State
 from httpd.traces import current_trace
 from runtime.channel import Receiver, Sender
 from runtime.gil import is_gil_enabled
-from runtime.grammar_jobs import GrammarJobs
+from runtime.grammar_jobs import THREADS, GrammarJobs
 from runtime.latest import Latest
 from runtime.lifecycle import Codec, Lifecycle
 from runtime.messages import Accepted, StepDeltas, Submission, Verdict
 from runtime.queue_limit import Place, QueueLimit, guessed_tokens
 from runtime.request_log import RequestLog
 from runtime.route import Route
-from runtime.text_jobs import TextJobs
+from runtime.text_jobs import MAX_JOBS, TextJobs
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRings:
-    """The HTTP loop's ends. A sender always has room: see rings.py."""
+    """One HTTP loop's ends. A sender always has room: see rings.py."""
 
+    ids: Iterator[int]  # of this loop's requests
     submissions: tuple[Sender[Submission], ...]  # one for each tokenizer thread
     verdicts: tuple[Receiver[Verdict], ...]  # likewise
     deltas: Receiver[StepDeltas]
@@ -50,7 +50,7 @@ class ServiceRings:
 
 
 class ThreadedService:
-    """`httpd.service.Service` over threads. Owned by the HTTP loop."""
+    """`httpd.service.Service` over threads. Owned by its HTTP loop."""
 
     def __init__(
         self,
@@ -58,18 +58,22 @@ class ThreadedService:
         rings: ServiceRings,
         limit: QueueLimit,
         requests: RequestLog | None = None,
+        *,
+        loops: int = 1,
     ) -> None:
-        """requests  is told of each one"""
+        """
+        requests  is told of each one
+        loops     in the server, of which this is one's
+        """
         self._lifecycle = lifecycle
         self._rings = rings
         self._limit = limit
         self._routes: dict[int, Route] = {}
         self._requests = requests or RequestLog()
         self._places: dict[int, Place] = {}  # of each route, in what the limit bounds
-        self._ids = itertools.count(1)
         self._encoding = [0] * len(rings.submissions)  # submissions at each tokenizer thread
-        self._text_jobs = TextJobs()
-        self._grammar_jobs = GrammarJobs()
+        self._text_jobs = TextJobs(max(1, MAX_JOBS // loops))
+        self._grammar_jobs = GrammarJobs(max(1, THREADS // loops))
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -91,7 +95,7 @@ class ThreadedService:
         if stats is None:
             return None
         return Occupancy(
-            requests=len(self._routes),
+            requests=self._limit.requests,
             running=stats.running,
             waiting=stats.waiting,
             available_pages=stats.free_pages + stats.evictable_pages,
@@ -156,7 +160,7 @@ class ThreadedService:
             message = f"The server is {state.value}; it does not take requests now."
             raise Rejected(503, message, code=state.value)
         place = self._limit.admit(guessed_tokens(prompt), count)
-        routes = tuple(Route(next(self._ids), self._abort) for _ in range(count))
+        routes = tuple(Route(next(self._rings.ids), self._abort) for _ in range(count))
         self._routes.update((route.id, route) for route in routes)
         self._places.update((route.id, place) for route in routes)
         self._none_left.clear()
@@ -229,7 +233,7 @@ class ThreadedService:
 
     @property
     def alive(self) -> int:
-        """Requests that are not over."""
+        """Requests of this loop that are not over."""
         return len(self._routes)
 
     async def wait_none_left(self, timeout_s: float) -> bool:

@@ -16,16 +16,18 @@ from runtime.to_the_end import run_to_the_end
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS: Final = 64  # at once, waiting ones included; each may hold a text of megabytes
+# At once, of all HTTP loops, waiting ones included; each may hold a text of megabytes.
+MAX_JOBS: Final = 64
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 class TextJobs:
-    """The jobs under way. Owned by the HTTP loop."""
+    """The jobs under way. Owned by its HTTP loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_jobs: int = MAX_JOBS) -> None:
+        self._max_jobs = max_jobs
         self._running = 0
 
     async def run(
@@ -36,8 +38,8 @@ class TextJobs:
         Raises PromptError as the job does, and `Rejected`: 503 where too many are under way, 500
         for whatever else it raises.
         """
-        if self._running >= MAX_JOBS:
-            message = f"The server has {MAX_JOBS} texts to encode or decode, which is its limit."
+        if self._running >= self._max_jobs:
+            message = f"There are {self._max_jobs} texts to encode or decode, which is the limit."
             raise Rejected(503, message, code="busy", retry_after_s=1)
         self._running += 1
         try:

@@ -36,13 +36,13 @@ class TokenizerRings:
     """One tokenizer thread's ends."""
 
     wakeup: Wakeup
-    submissions: Receiver[Submission]
+    submissions: tuple[Receiver[Submission], ...]  # one for each HTTP loop
     requests: Sender[Request]
-    verdicts: Sender[Verdict]
+    verdicts: tuple[Sender[Verdict], ...]  # likewise
 
 
 class TokenizerLoop:
-    """Encodes submissions, one after the other. Owned by its tokenizer thread."""
+    """Encodes submissions, one of each HTTP loop in turn. Owned by its tokenizer thread."""
 
     def __init__(
         self, encoder: Encoder, max_model_len: int, vocab_size: int, rings: TokenizerRings
@@ -55,19 +55,20 @@ class TokenizerLoop:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._rings = rings
-        self._inbox = Inbox(rings.wakeup, [rings.submissions])
+        self._inbox = Inbox(rings.wakeup, rings.submissions)
 
     def run(self, pulse: Pulse) -> None:
         """The thread's body."""
         while not pulse.is_stopping:
             pulse.beat()
-            submission = self._rings.submissions.try_pop()
-            if submission is None:
+            if self._inbox.is_empty:
                 self._inbox.wait(TICK_S)
-            else:
-                self._answer(submission, pulse)
+            for ring, verdicts in zip(self._rings.submissions, self._rings.verdicts, strict=True):
+                submission = ring.try_pop()
+                if submission is not None:
+                    self._answer(submission, verdicts, pulse)
 
-    def _answer(self, submission: Submission, pulse: Pulse) -> None:
+    def _answer(self, submission: Submission, verdicts: Sender[Verdict], pulse: Pulse) -> None:
         made = self._encode(submission)
         encoded_s = time.monotonic()
         verdict: Verdict
@@ -77,7 +78,7 @@ class TokenizerLoop:
             for request in made:
                 pulse.push(self._rings.requests, request)
             verdict = Accepted(submission.ids, len(made[0].prompt_ids), encoded_s)
-        pulse.push(self._rings.verdicts, verdict)
+        pulse.push(verdicts, verdict)
 
     def _encode(self, submission: Submission) -> list[Request] | Refused:
         """The submission's requests, which share the prompt's ids."""

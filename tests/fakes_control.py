@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from httpd.running import Running
 from httpd.service import Rejected
 
 
@@ -9,6 +10,7 @@ class FakeControl:
     """Satisfies httpd.admin.Control. Owned by the test's loop."""
 
     def __init__(self) -> None:
+        self.running = Running()
         self.flushes = 0
         self.aborts = 0
         self.reads: list[int] = []
@@ -37,7 +39,9 @@ class FakeControl:
             ],
         }  # fmt: skip
 
-    def abort_all(self) -> int:
+    async def abort(self, response_id: str | None) -> int:
+        if response_id is not None:
+            return int(self.running.try_end(response_id))
         self.aborts += 1
         return 3
 

@@ -25,6 +25,11 @@ STEPS: Final = 100  # told of where the request does not say how many
 class Control(Protocol):
     """What an admin may do with the server. Every method is called on the HTTP loop."""
 
+    @property
+    def running(self) -> Running:
+        """Where this loop's responses are listed while they are made."""
+        ...
+
     async def flush_cache(self) -> int:
         """The pages that the prefix cache gave back: all that no request reads.
 
@@ -46,8 +51,11 @@ class Control(Protocol):
         """
         ...
 
-    def abort_all(self) -> int:
-        """Ends every request; how many there were. Their clients are told."""
+    async def abort(self, response_id: str | None) -> int:
+        """Ends the response of this id, or every request; how many there were.
+
+        Their clients are told. Raises `Rejected` (503) as `flush_cache` does.
+        """
         ...
 
     def stacks(self) -> str:
@@ -55,9 +63,7 @@ class Control(Protocol):
         ...
 
 
-def admin_routes(
-    control: Control, running: Running, access: Access, body_timeout_s: float
-) -> list[Route]:
+def admin_routes(control: Control, access: Access, body_timeout_s: float) -> list[Route]:
     """The routes over `control`."""
 
     async def flush_cache(_request: Request) -> Response:
@@ -68,12 +74,11 @@ def admin_routes(
         if body is None:
             return Response()  # to nobody
         response_id = _which(parse_object(body))
-        if response_id is None:
-            return _json({"aborted": control.abort_all()})
-        if not running.try_end(response_id):
+        aborted = await control.abort(response_id)
+        if response_id is not None and not aborted:
             message = f"No response {shown(response_id)} is being made."
             raise Rejected(404, message, param="id", code="response_not_found")
-        return _json({"aborted": 1})
+        return _json({"aborted": aborted})
 
     async def read_steps(request: Request) -> Response:
         lines = await control.read_steps(_how_many(request.query_params.get("last")))

@@ -68,10 +68,10 @@ def create_app(
     insight  what /capacity, /live, /metrics and /debug tell; without it there are none
     traces   where requests leave theirs
     """
-    running = Running()
+    running = Running() if control is None else control.running
     admin = []
     if control is not None:
-        admin = admin_routes(control, running, settings.access, settings.body_timeout_s)
+        admin = admin_routes(control, settings.access, settings.body_timeout_s)
     openapi = OpenApi(service, settings.version)
     routes = [
         *(

@@ -103,8 +103,11 @@ class Traces:
             self._count(trace)
 
     def find(self, either_id: str) -> Trace | None:
-        """The youngest of this x-request-id or this response id. Looks at all that are known."""
-        for trace in chain(reversed(self._open.values()), reversed(self._last)):
+        """The youngest of this x-request-id or this response id. Looks at all that are known.
+
+        Safe from any thread: each copy is made whole (library/threadsafety).
+        """
+        for trace in chain(reversed([*self._open.copy().values()]), reversed(self._last.copy())):
             if either_id in (trace.request_id, trace.response_id):
                 return trace
         return None

@@ -1,5 +1,6 @@
 """Values counted by size, for Prometheus, and the last few seconds of them, for people."""
 
+import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -25,9 +26,14 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def add(self, other: "Histogram") -> None:
+        """Takes in another of the same bounds, in which its owner may be counting."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts.copy(), strict=True)]
+        self.total += other.total
+
 
 class Recent:
-    """The values of the last `WINDOW_S` seconds. Owned by one thread, which alone reads it."""
+    """The values of the last `WINDOW_S` seconds. Owned by one thread; any may copy it."""
 
     __slots__ = ("_entries",)
 
@@ -36,6 +42,10 @@ class Recent:
 
     def add(self, now_s: float, value: float, times: int = 1) -> None:
         self._entries.append((now_s, value, times))
+
+    def add_all(self, other: "Recent") -> None:
+        """Takes in another's values, to which its owner may be adding."""
+        self._entries = deque(heapq.merge(self._entries, other._entries.copy()))
 
     def quantiles(self, now_s: float) -> Quantiles:
         entries = self._entries
@@ -63,7 +73,7 @@ def bucket_quantiles(bounds: Sequence[float], counts: Sequence[int]) -> Quantile
 
 
 class PerSecond:
-    """Amounts of each of the last seconds. Owned by one thread, which alone reads it."""
+    """Amounts of each of the last seconds. Owned by one thread; any may copy it."""
 
     __slots__ = ("_first", "_kinds", "_seconds")
 
@@ -82,6 +92,17 @@ class PerSecond:
         sums = self._seconds[-1][1]
         for kind, amount in enumerate(amounts):
             sums[kind] += amount
+
+    def add_all(self, other: "PerSecond") -> None:
+        """Takes in another's amounts, to which its owner may be adding."""
+        if other._first is None:
+            return
+        self._first = other._first if self._first is None else min(self._first, other._first)
+        sums = {second: [*amounts] for second, amounts in self._seconds}
+        for second, amounts in other._seconds.copy():
+            before = sums.setdefault(second, [0.0] * self._kinds)
+            sums[second] = [a + b for a, b in zip(before, amounts.copy(), strict=True)]
+        self._seconds = deque(sorted(sums.items()))
 
     def rates(self, now_s: float) -> tuple[float, ...]:
         """A second, over the last whole seconds: as many as the window has, or as there were."""

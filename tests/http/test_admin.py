@@ -177,14 +177,14 @@ def test_a_response_is_listed_while_it_is_made() -> None:
 
 
 async def test_abort_by_id() -> None:
-    running, ended = Running(), []
+    control, ended = FakeControl(), []
     app = Starlette(
-        routes=admin_routes(FakeControl(), running, OPEN, 1.0),
+        routes=admin_routes(control, OPEN, 1.0),
         exception_handlers={Rejected: on_rejected},
     )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://plait") as calling:
-        with running.entry("cmpl-1", lambda: ended.append(1)):
+        with control.running.entry("cmpl-1", lambda: ended.append(1)):
             answers: list[Any] = [
                 (await calling.post("/abort", json={"id": name})).json()
                 for name in ("cmpl-1", "cmpl-2")

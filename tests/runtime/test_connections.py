@@ -108,6 +108,7 @@ def test_a_client_that_asks_and_never_reads_is_cut(sent: bytes) -> None:
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listening.bind(("127.0.0.1", 0))
+        listening.listen()
         with socket.socket() as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.setblocking(False)
@@ -123,8 +124,9 @@ def test_a_client_that_asks_and_never_reads_is_cut(sent: bytes) -> None:
                         await asyncio.sleep(0.01)
 
             return await serve_connections(
-                app, Config(), listening, wait_cut, stall_timeout_s=0.1, close_timeout_s=0.0
-            )
+                app, Config(), listening, wait_cut, stall_timeout_s=0.1, close_timeout_s=0.0,
+                connections=[0], index=0,
+            )  # fmt: skip
 
     assert asyncio.run(asyncio.wait_for(main(), SOON_S)) == 0
 

@@ -12,8 +12,6 @@ from httpd.service import Job, Rejected
 from runtime.control import COMMANDS, ServerControl
 from runtime.inbox import LoopInbox
 from runtime.lifecycle import Failure
-from runtime.queue_limit import QueueLimit
-from runtime.service import ThreadedService
 from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars, step_record
 from tests.runtime.test_threads import Threads
 
@@ -28,10 +26,7 @@ def threads() -> Iterator[Threads]:
 
 
 def control_of(threads: Threads) -> ServerControl:
-    service = ThreadedService(
-        threads.lifecycle, threads.rings.of_service(), QueueLimit(threads.max_requests, 1 << 20)
-    )
-    return ServerControl(threads.lifecycle, threads.rings.of_control(), service)
+    return ServerControl(threads.lifecycle, threads.rings.of_control(0), threads.service())
 
 
 def run(awaited: Awaitable[Result]) -> Result:
@@ -106,28 +101,73 @@ def test_a_flush_ends_with_the_server(threads: Threads, when: str) -> None:
     run(main())
 
 
-def test_abort_all_ends_every_request_and_tells_its_client(threads: Threads) -> None:
+class Loop:
+    """What one HTTP loop has for its admin and others'. Owned by the test's loop."""
+
+    def __init__(self, threads: Threads, index: int) -> None:
+        self.service = threads.service(index)
+        self.control = ServerControl(
+            threads.lifecycle, threads.rings.of_control(index), self.service
+        )
+        self.inbox = LoopInbox(threads.rings.of_http(index), self._on_items)
+        self.inbox.attach(asyncio.get_running_loop())
+
+    def _on_items(self) -> None:
+        self.service.take_all()
+        self.control.take_all()
+
+
+@pytest.mark.parametrize("loops", [1, 2, 4])
+def test_abort_all_ends_every_request_of_every_loop_and_tells_its_client(loops: int) -> None:
+    threads = Threads(loops=loops)
     threads.start_all()
 
     async def main() -> list[Finish]:
-        service = ThreadedService(
-            threads.lifecycle, threads.rings.of_service(), QueueLimit(threads.max_requests, 1 << 20)
-        )
-        control = ServerControl(threads.lifecycle, threads.rings.of_control(), service)
-        inbox = LoopInbox(threads.rings.of_http(), service.take_all)
-        inbox.attach(asyncio.get_running_loop())
+        all_loops = [Loop(threads, index) for index in range(loops)]
         params = (SamplingParams(max_new_tokens=9),)
         routes = [
-            (await service.submit(Job(TextPrompt("endless"), params, True)))[0] for _ in range(3)
+            (await loop.service.submit(Job(TextPrompt("endless"), params, True)))[0]
+            for loop in all_loops
+            for _ in range(3)
         ]
-        assert control.abort_all() == 3
+        assert await all_loops[-1].control.abort(None) == 3 * loops
         ends = []
         for route in routes:
             async for delta in route:
                 last = delta
             ends.append(last.finish)
-        assert control.abort_all() == 0
-        inbox.detach()
+        assert await all_loops[0].control.abort(None) == 0
+        for loop in all_loops:
+            loop.inbox.detach()
         return ends
 
-    assert run(main()) == [Finish.ABORT] * 3
+    assert run(main()) == [Finish.ABORT] * 3 * loops
+    threads.close()
+
+
+def test_a_response_is_found_whichever_loop_makes_it() -> None:
+    threads = Threads(loops=3)
+    threads.start_all()
+    ended: list[str] = []
+
+    async def main() -> list[int]:
+        loops = [Loop(threads, index) for index in range(3)]
+        with loops[2].control.running.entry("cmpl-2", lambda: ended.append("cmpl-2")):
+            counts = [await loop.control.abort("cmpl-2") for loop in loops]
+        counts.append(await loops[0].control.abort("cmpl-2"))
+        for loop in loops:
+            loop.inbox.detach()
+        return counts
+
+    assert run(main()) == [1, 1, 1, 0]
+    assert ended == ["cmpl-2"] * 3
+    threads.close()
+
+
+def test_a_loop_that_has_ended_is_not_waited_for_long(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.control._LOOPS_S", 0.01)
+    threads.lifecycle.ready(CARD, FakeGrammars(), FakeEncoder())
+    control = control_of(threads)  # nobody takes its commands
+    assert run(control.abort(None)) == 0

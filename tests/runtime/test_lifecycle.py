@@ -124,7 +124,8 @@ def test_a_fault_in_a_thread_ends_the_server(fault: str, thread: str) -> None:
                 assert '"error"' in events[-1]
         assert server.wait_exit() == 1
         said = server.all_said()
-        assert f"{thread} thread" in said and "fakes_engine.py" in said
+        name = {"http": "http-0"}.get(thread, thread)
+        assert f"{name} thread" in said and "fakes_engine.py" in said
         assert ("InjectedFault" in said) == (fault == "crash")
 
 

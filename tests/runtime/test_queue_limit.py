@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from httpd.service import Rejected
-from runtime.queue_limit import Place, QueueLimit
+from runtime.queue_limit import Place, QueueCounts, QueueLimit
 
 
 class Clock:
@@ -23,7 +23,7 @@ def refusal(limit: QueueLimit, tokens: int, requests: int = 1) -> Rejected:
 
 
 def test_requests_are_limited_whether_they_wait_or_run() -> None:
-    limit = QueueLimit(3, 1000)
+    limit = QueueLimit(3, 1000, QueueCounts(1))
     two, one = limit.admit(1, 2), limit.admit(1)
     two.begin()
     told = refusal(limit, 1)
@@ -37,7 +37,7 @@ def test_requests_are_limited_whether_they_wait_or_run() -> None:
 
 
 def test_tokens_are_limited_while_they_wait() -> None:
-    limit = QueueLimit(100, 10)
+    limit = QueueLimit(100, 10, QueueCounts(1))
     first = limit.admit(6)
     second = limit.admit(4)
     assert "with this one's 1 they would be over the limit of 10" in refusal(limit, 1).message
@@ -49,7 +49,7 @@ def test_tokens_are_limited_while_they_wait() -> None:
 
 
 def test_a_prompt_above_the_limit_may_wait_alone() -> None:
-    limit = QueueLimit(100, 10)
+    limit = QueueLimit(100, 10, QueueCounts(1))
     large = limit.admit(50)
     refusal(limit, 1)
     large.begin()
@@ -59,7 +59,7 @@ def test_a_prompt_above_the_limit_may_wait_alone() -> None:
 
 
 def test_what_was_guessed_is_put_right() -> None:
-    limit = QueueLimit(100, 10)
+    limit = QueueLimit(100, 10, QueueCounts(1))
     place = limit.admit(10)
     place.settle(3)
     assert limit.tokens == 3
@@ -83,7 +83,7 @@ def test_the_time_to_come_again_is_by_what_has_left_lately(
     tokens: int, every_s: float, wanted: int, seconds: int
 ) -> None:
     clock = Clock()
-    limit = QueueLimit(10_000, 1000, clock)
+    limit = QueueLimit(10_000, 1000, QueueCounts(1), clock=clock)
     for _ in range(100):
         place = limit.admit(tokens)
         clock.now_s += every_s
@@ -94,14 +94,14 @@ def test_the_time_to_come_again_is_by_what_has_left_lately(
 
 
 def test_without_a_rate_it_is_a_second() -> None:
-    limit = QueueLimit(10, 10)
+    limit = QueueLimit(10, 10, QueueCounts(1))
     limit.admit(10)
     assert refusal(limit, 10).retry_after_s == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("asbe"), st.integers(0, 12), st.integers(1, 3))))
 def test_nothing_is_counted_twice_or_for_ever(steps: list[tuple[str, int, int]]) -> None:
-    limit = QueueLimit(8, 20)
+    limit = QueueLimit(8, 20, QueueCounts(1))
     alive: list[tuple[Place, int]] = []
     for act, number, requests in steps:
         if act == "a":
@@ -130,7 +130,7 @@ def test_nothing_is_counted_twice_or_for_ever(steps: list[tuple[str, int, int]])
 
 def test_when_a_request_would_start() -> None:
     clock = Clock()
-    limit = QueueLimit(100, 100_000, clock)
+    limit = QueueLimit(100, 100_000, QueueCounts(1), clock=clock)
     assert limit.start_estimate_s(rows_are_free=True) == 0
     assert limit.start_estimate_s(rows_are_free=False) is None, "nothing has started yet"
     for _ in range(5):  # 100 tokens every 2 seconds

@@ -16,7 +16,8 @@ from runtime.inbox import Wakeup
 from runtime.latest import Latest
 from runtime.lifecycle import Failure, Lifecycle
 from runtime.messages import Accepted, Refused, StepDeltas, Submission, Verdict
-from runtime.queue_limit import QueueLimit
+from runtime.queue_limit import QueueCounts, QueueLimit
+from runtime.request_ids import request_ids
 from runtime.route import Route
 from runtime.service import ServiceRings, ThreadedService
 from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
@@ -40,6 +41,7 @@ class Bench:
         self.aborts = Channel[int](max_requests, self.wakeup)
         self.stats = Latest[EngineStats]()
         rings = ServiceRings(
+            request_ids(0, 1),
             tuple(ring.sender for ring in self.submissions),
             tuple(ring.receiver for ring in self.verdicts),
             self.deltas.receiver,
@@ -47,7 +49,7 @@ class Bench:
             self.stats,
         )
         self.service = ThreadedService(
-            self.lifecycle, rings, QueueLimit(max_requests, MAX_QUEUED_TOKENS)
+            self.lifecycle, rings, QueueLimit(max_requests, MAX_QUEUED_TOKENS, QueueCounts(1))
         )
 
     async def submit(self, text: str = "hi") -> asyncio.Task[Route]:

@@ -29,7 +29,7 @@ from runtime.inbox import LoopInbox
 from runtime.lifecycle import Lifecycle
 from runtime.messages import Accepted, Refused, Submission, Verdict
 from runtime.monitor import Watchdog
-from runtime.queue_limit import QueueLimit
+from runtime.queue_limit import QueueCounts, QueueLimit
 from runtime.rings import Rings
 from runtime.service import ThreadedService
 from runtime.tokenizer_pool import TokenizerLoop
@@ -49,12 +49,16 @@ LIMIT = 32  # tokens of context in the tokenizer's tests
 class Threads:
     """The rings of a server and its threads, but for HTTP and the main one."""
 
-    def __init__(self, *, max_running: int = 64, max_queued: int = 64, tokenizers: int = 2) -> None:
+    def __init__(
+        self, *, max_running: int = 64, max_queued: int = 64, tokenizers: int = 2, loops: int = 1
+    ) -> None:
         config = ServerConfig(
             EngineConfig(Path("fake"), max_running=max_running),
             max_queued=max_queued,
             tokenizer_threads=tokenizers,
+            http_loops=loops,
         )
+        self.counts = QueueCounts(loops)
         self.lifecycle = Lifecycle()
         self.rings = Rings(config)
         for wakeup in self.rings.wakeups:
@@ -84,6 +88,10 @@ class Threads:
             **tokenizers,
         )
 
+    def service(self, loop: int = 0) -> ThreadedService:
+        limit = QueueLimit(self.max_requests, 1 << 20, self.counts, loop)
+        return ThreadedService(self.lifecycle, self.rings.of_service(loop), limit)
+
     def engine_loop(self) -> EngineLoop:
         return EngineLoop(fake_load(self.engine), lambda *_: None, self.rings.of_engine())
 
@@ -112,11 +120,11 @@ def tokenize(
     threads = Threads()
     params = SamplingParams(max_new_tokens=tokens, seed=seed)
     submission = Submission((7,), Job(prompt, (params,), given), 0.0)
-    threads.rings.submissions[0].sender.try_push(submission)
+    threads.rings.submissions[0][0].sender.try_push(submission)
     threads.start(
         tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, 256, threads.rings.of_tokenizer(0)).run
     )
-    verdicts = threads.rings.verdicts[0].receiver
+    verdicts = threads.rings.verdicts[0][0].receiver
     while (verdict := verdicts.try_pop()) is None:
         assert threads.lifecycle.failure is None
     threads.close()
@@ -139,7 +147,7 @@ def test_a_budget_for_reasoning_comes_with_the_markers_ids(text: str, opened: bo
     markers = ReasoningMarkers("<think>", "</think>")
     params = SamplingParams(max_new_tokens=3, reasoning=markers, thinking_budget=5)
     submission = Submission((7,), Job(TextPrompt(text), (params,), True), 0.0)
-    threads.rings.submissions[0].sender.try_push(submission)
+    threads.rings.submissions[0][0].sender.try_push(submission)
     threads.start(
         tokenizer=TokenizerLoop(FakeEncoder(), LIMIT, 256, threads.rings.of_tokenizer(0)).run
     )
@@ -200,7 +208,7 @@ def test_an_abort_never_overtakes_its_submission() -> None:
         threads.rings.requests[request_id % 2].sender.try_push(
             request(request_id, 65, tokens=10**6)
         )
-        threads.rings.aborts.sender.try_push(request_id)
+        threads.rings.aborts[0].sender.try_push(request_id)
     threads.start(engine=threads.engine_loop().run)
     ended: set[int] = set()
     while len(ended) < 4:
@@ -272,14 +280,16 @@ def test_a_matched_stop_goes_to_the_engine_and_its_end_to_the_client() -> None:
     deltas = []
     while not deltas or deltas[-1].finish is Finish.NONE:
         assert threads.lifecycle.failure is None
-        deltas += [each for told in threads.rings.deltas.receiver.pop_all() for each in told.deltas]
+        deltas += [
+            each for told in threads.rings.deltas[0].receiver.pop_all() for each in told.deltas
+        ]
     while not threads.engine.stopped:
         assert threads.lifecycle.failure is None
     threads.close()
     assert "".join(delta.text for delta in deltas) == "ab"
     assert deltas[-1].finish is Finish.STOP
     assert threads.engine.stopped == [1] and threads.engine.running == {}
-    assert threads.rings.deltas.receiver.pop_all() == []
+    assert threads.rings.deltas[0].receiver.pop_all() == []
 
 
 # Workers and the watch over them
@@ -397,26 +407,42 @@ async def ask(service: ThreadedService, text: str, tokens: int, patience: int) -
         route.abort()
 
 
-def test_clients_that_come_and_go_leave_nothing_behind() -> None:
-    threads = Threads(max_running=20, max_queued=10)
+@pytest.mark.parametrize("loops", [1, 2, 4])
+def test_clients_that_come_and_go_leave_nothing_behind(loops: int) -> None:
+    """Nor does one loop's request ever get what another's was told."""
+    threads = Threads(max_running=20, max_queued=10, loops=loops)
     threads.start_all()
-    service = ThreadedService(
-        threads.lifecycle, threads.rings.of_service(), QueueLimit(threads.max_requests, 1 << 20)
-    )
-    ends: list[str] = []
+    ends: list[list[str]] = [[] for _ in range(loops)]
+    errors: list[BaseException] = []
 
-    async def main() -> None:
-        inbox = LoopInbox(threads.rings.of_http(), service.take_all)
+    async def clients_of(loop: int) -> None:
+        service = threads.service(loop)
+        inbox = LoopInbox(threads.rings.of_http(loop), service.take_all)
         inbox.attach(asyncio.get_running_loop())
-        clients = (client(service, random.Random(seed), ends) for seed in range(CLIENTS))
+        clients = (
+            client(service, random.Random(seed), ends[loop]) for seed in range(loop, CLIENTS, loops)
+        )
         await asyncio.gather(*clients)
         assert await service.wait_none_left(10), f"{service.alive} routes are left"
         inbox.detach()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    def run(loop: int) -> None:
+        try:
+            asyncio.run(asyncio.wait_for(clients_of(loop), 60))
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=run, args=(loop,)) for loop in range(loops)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(70)
+        assert not thread.is_alive()
+    assert errors == []
     while threads.engine.running:  # a matched stop may still be on its way
         assert threads.lifecycle.failure is None
     threads.close()
     assert threads.lifecycle.failure is None
-    assert len(ends) == CLIENTS * ROUNDS
-    assert {"STOP", "LENGTH", "left", "cancelled", "full"} <= set(ends)
+    assert threads.counts.requests == threads.counts.tokens == [0] * loops
+    assert sum(map(len, ends)) == CLIENTS * ROUNDS
+    assert {"STOP", "LENGTH", "left", "cancelled", "full"} <= set().union(*ends)

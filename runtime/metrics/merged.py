@@ -1,0 +1,36 @@
+"""What several HTTP loops count, as if one had counted it all.
+
+Each log is another loop's and changes meanwhile: what is read is whole, and as of some moment just
+now. Copies of lists, dictionaries and deques are made whole (library/threadsafety).
+"""
+
+import heapq
+from collections.abc import Sequence
+from operator import attrgetter
+
+from httpd.traces import Traces
+from runtime.request_log import RequestLog
+
+
+def merged_logs(logs: Sequence[RequestLog]) -> RequestLog:
+    """The sum of all; a single one itself. Safe from any thread where there are several."""
+    if len(logs) == 1:
+        return logs[0]
+    merged = RequestLog()
+    for log in logs:
+        merged.add(log)
+    by_age = attrgetter("submitted_s")
+    alive = heapq.merge(*([*log.alive.copy().values()] for log in logs), key=by_age)
+    merged.alive = {each.id: each for each in alive}
+    return merged
+
+
+def merged_traces(several: Sequence[Traces]) -> Traces:
+    """The counts of all, without single traces; a single one itself. Likewise safe."""
+    if len(several) == 1:
+        return several[0]
+    merged = Traces()
+    for each in several:
+        merged.responses.update(each.responses.copy())
+        merged.refusals.update(each.refusals.copy())
+    return merged
