@@ -33,12 +33,12 @@ from typing import Any, Final
 
 import click
 import httpx
-import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from client.target import Target, new_client
+from perf.readings import REST_S, Reading, is_at_rest, read_server
 from perf.results import save
 from perf.serving import Served, serving
 from tests.checkpoints import build_checkpoint, save_tokenizer
@@ -46,7 +46,6 @@ from tests.checkpoints import build_checkpoint, save_tokenizer
 HOUSE: Final = 25
 CASES: Final = 100
 VOCAB: Final = 256
-REST_S: Final = 10.0  # 200 leave at once, of a busy machine; for one, tests/e2e says 1 s
 FDS: Final = 4  # that may have been opened for good since the first reading
 CLOSED_S: Final = 15.0  # for the server to close the connections that its clients have closed
 # So heavy that requests wait for the engine, not the engine for the loops of clients and server.
@@ -68,17 +67,6 @@ class Case:
 
     body: dict[str, Any]
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What the server held at one moment."""
-
-    at_s: float
-    rss_mb: float
-    fds: int
-    threads: int
-    occupancy: dict[str, int]
 
 
 @dataclass
@@ -225,22 +213,6 @@ async def house(target: Target, cases: list[Case], ledger: Ledger, seed: int) ->
 
 
 # The server, as it is seen
-
-
-async def read_server(served: Served, client: httpx.AsyncClient) -> Reading:
-    process = psutil.Process(served.pid)
-    occupancy = (await client.get("/health")).json()["occupancy"]
-    with process.oneshot():
-        return Reading(
-            time.monotonic(), process.memory_info().rss / 1e6, process.num_fds(),
-            process.num_threads(), occupancy,
-        )  # fmt: skip
-
-
-def is_at_rest(reading: Reading) -> bool:
-    told = reading.occupancy
-    held = told["requests"] or told["running"] or told["waiting"]
-    return not held and told["available_pages"] == told["total_pages"]
 
 
 async def watch(served: Served, ledger: Ledger, seconds: float) -> None:

@@ -25,7 +25,9 @@ from hypercorn.utils import parse_socket_addr, wrap_app
 from starlette.types import ASGIApp
 
 from runtime.listener import Listener
+from runtime.peer import look_at
 from runtime.protocols import Protocols
+from runtime.turns import Turns
 
 _LINGER_S: Final = 5.0  # for a client that has been refused to stop sending
 _TLS_SHUTDOWN_S: Final = 5.0  # for the peer's half of closing; asyncio's 30 s keep sockets
@@ -34,14 +36,16 @@ _TLS_SHUTDOWN_S: Final = 5.0  # for the peer's half of closing; asyncio's 30 s k
 class Connection(TCPServer):
     """One client's connection. Owned by its HTTP loop."""
 
+    protocol: Protocols
     _is_over = False  # the peer has gone, or we cut it
 
-    def __init__(self, stall_timeout_s: float, *made_with: Any) -> None:
+    def __init__(self, stall_timeout_s: float, turns: Turns, *made_with: Any) -> None:
         """stall_timeout_s  for the client to take what is sent, or to take note of the end
         made_with        the arguments of Hypercorn's
         """
         super().__init__(*made_with)
         self._stall_timeout_s = stall_timeout_s
+        self._turns = turns
 
     async def run(self) -> None:
         """As Hypercorn's, over our protocols; returns when the connection is closed."""
@@ -54,7 +58,8 @@ class Connection(TCPServer):
                 self.protocol = Protocols(
                     None if tls is None else tls.selected_alpn_protocol(),
                     self._stall_timeout_s,
-                    lambda: self.reader.at_eof() or self.writer.is_closing(),
+                    self._turns,
+                    lambda: look_at(self.reader, self.writer),
                     self.app,
                     self.config,
                     self.context,
@@ -101,12 +106,17 @@ class Connection(TCPServer):
             pass  # the client has gone, or (a TimeoutError) does not stop
 
     async def _read_data(self) -> None:
+        """Until the client has gone, or sends no more and has its answer."""
         try:
-            await super()._read_data()
-        except ConnectionResetError:
-            await self.protocol.handle(Closed())
+            while data := await self.reader.read(MAX_RECV):
+                await self._turns.wait()
+                await self.protocol.handle(RawData(data))
+            await self.protocol.finish()
+        except OSError:
+            pass  # the client has gone
         finally:
             self._is_over = True
+        await self.protocol.handle(Closed())
         # The idle timer is a task that the connection's end would wait for.
         await self.idle_task.stop()
 
@@ -171,10 +181,11 @@ async def serve_connections(
     tasks: set[asyncio.Task[None]] = set()
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
     tls = config.create_ssl_context()
+    turns = Turns()
     made_with = wrapped, asyncio.get_running_loop(), config, context, ConnectionState({})
 
     def on_connection(connection: socket.socket) -> None:
-        task = asyncio.create_task(_serve_one(connection, tls, stall_timeout_s, made_with))
+        task = asyncio.create_task(_serve_one(connection, tls, stall_timeout_s, turns, made_with))
         tasks.add(task)
         task.add_done_callback(on_end)
         connections[index] = len(tasks)
@@ -201,6 +212,7 @@ async def _serve_one(
     connection: socket.socket,
     tls: ssl.SSLContext | None,
     stall_timeout_s: float,
+    turns: Turns,
     made_with: tuple[Any, ...],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -216,4 +228,4 @@ async def _serve_one(
     except OSError:
         return  # the client has gone, or does not speak TLS
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    await Connection(stall_timeout_s, *made_with, reader, writer)
+    await Connection(stall_timeout_s, turns, *made_with, reader, writer)

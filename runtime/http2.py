@@ -10,7 +10,8 @@ Knows neither sockets nor routes.
 """
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Buffer, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import h2.events
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.frame_buffer import FrameBuffer
-from hypercorn.events import Closed
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Body
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import (
@@ -27,13 +28,15 @@ from hypercorn.protocol.h2 import (
     H2Protocol,
     StreamBuffer,
 )
-from hyperframe.frame import Frame
+from hyperframe.frame import ContinuationFrame, Frame
 from priority.priority import DeadlockError, PriorityTree
 
 from httpd.service import Rejected
 from httpd.text import shown
 from runtime.refusal import headers_and_body
+from runtime.turns import BUDGET_S, Turns
 
+_MAX_HEADER_BLOCK_BYTES: Final = 16 << 10  # encoded, as over HTTP/1.1; decoding it takes 15 ms
 _FRAME_HEAD_BYTES: Final = 9  # RFC 9113, 4.1; the first three are the length of the rest
 
 # Streams that have something to send, or had just now. Those alive are limited by h2; these also
@@ -45,13 +48,22 @@ _FRAMES_AT_ONCE: Final = 64  # of data, in one write: 1 MiB where they are large
 class Http2(H2Protocol):
     """One connection's HTTP/2. Owned by the HTTP loop."""
 
-    def __init__(self, stall_timeout_s: float, *made_with: Any) -> None:
+    def __init__(self, stall_timeout_s: float, turns: Turns, *made_with: Any) -> None:
         super().__init__(*made_with)
-        self.connection.incoming_buffer = Frames(self.connection.incoming_buffer.max_frame_size)
+        self._frames = Frames(self.connection.incoming_buffer.max_frame_size)
+        self.connection.incoming_buffer = self._frames
+        self._turns = turns
         self.priority = PriorityTree(_MAX_SENDING)
         self._stall_timeout_s = stall_timeout_s
         self._is_gathering = False  # what is sent goes in one write with what follows
         self._gathered = 0  # frames
+
+    async def handle(self, event: Event) -> None:
+        """As Hypercorn's, but many frames are taken in several turns of the loop."""
+        await super().handle(event)
+        while self._frames.may_have_more and not self.closed:
+            await self._turns.wait()
+            await super().handle(RawData(b""))
 
     async def send_task(self) -> None:
         """Sends what streams have, all that is ready in one write: an event of each stream that a
@@ -95,6 +107,7 @@ class Http2(H2Protocol):
             await self.send(Closed())  # h2 sends nothing any more, an answer to these least of all
             return
         for event in events:
+            await self._turns.wait()
             with suppress(ProtocolError):  # its stream was reset right behind it, in the same read
                 await self._handle_event(event)
         await self._flush()
@@ -157,17 +170,36 @@ class Http2(H2Protocol):
 class Frames(FrameBuffer):
     """What has come of a client's frames. Owned by the HTTP loop.
 
-    A frame that is too long is refused by its head: h2 would first take in all of it, 16 MiB.
+    A frame that is too long is refused by its head: h2 would first take in all of it, 16 MiB. A
+    header block in many frames is refused once it is too long: h2 would take 1 MiB of it, and a
+    second to decode it. After a while no more frames are given, until data is added again.
     """
 
     def __init__(self, max_frame_size: int) -> None:
         super().__init__(server=True)
         self.max_frame_size = max_frame_size
+        self.may_have_more = False
+        self._until_s = 0.0
+
+    def add_data(self, data: Buffer) -> None:
+        self.may_have_more = False
+        self._until_s = time.monotonic() + BUDGET_S
+        super().add_data(data)
 
     def __next__(self) -> Frame:
+        if time.monotonic() >= self._until_s:
+            self.may_have_more = True
+            raise StopIteration
         if len(self._data) >= _FRAME_HEAD_BYTES:
             self._validate_frame_length(int.from_bytes(self._data[:3]))
         return super().__next__()
+
+    def _update_header_buffer(self, frame: Frame | None) -> Frame | None:
+        if isinstance(frame, ContinuationFrame):
+            size = len(frame.data) + sum(len(part.data) for part in self._headers_buffer)
+            if size > _MAX_HEADER_BLOCK_BYTES:
+                raise ProtocolError(f"a header block of at least {size} bytes")
+        return super()._update_header_buffer(frame)
 
 
 class SendBuffer(StreamBuffer):

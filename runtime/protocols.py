@@ -14,6 +14,8 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError
 
 from runtime.http1 import Http1
 from runtime.http2 import Http2
+from runtime.peer import Peer
+from runtime.turns import Turns
 
 
 class Protocols(ProtocolWrapper):
@@ -23,16 +25,18 @@ class Protocols(ProtocolWrapper):
         self,
         alpn: str | None,
         stall_timeout_s: float,
-        has_client_left: Callable[[], bool],
+        turns: Turns,
+        look: Callable[[], Peer],
         *made_with: Any,
     ) -> None:
         """alpn             what TLS agreed on; else the client's preface may say HTTP/2
         stall_timeout_s  for the client of an HTTP/2 stream to take what is sent
-        has_client_left  as far as can be seen without reading
+        turns            to work on input in
+        look             says what the client does, as far as can be seen without reading
         made_with        the arguments of Hypercorn's protocols
         """
-        self._http2 = partial(Http2, stall_timeout_s, *made_with)
-        self.protocol = self._http2() if alpn == "h2" else Http1(has_client_left, *made_with)
+        self._http2 = partial(Http2, stall_timeout_s, turns, *made_with)
+        self.protocol = self._http2() if alpn == "h2" else Http1(look, *made_with)
 
     async def handle(self, event: Event) -> None:
         """Raises ConnectionResetError where the client left while its requests waited."""
@@ -42,3 +46,12 @@ class Protocols(ProtocolWrapper):
             self.protocol = self._http2()
             await self.protocol.initiate()
             await self.protocol.handle(RawData(preface.data))
+
+    async def finish(self) -> None:
+        """The client sends no more: returns once it has the answer to what has come in whole.
+
+        Over HTTP/2, where no client closes half a connection, that is at once. Raises
+        ConnectionResetError where the client leaves meanwhile.
+        """
+        if isinstance(self.protocol, Http1):
+            await self.protocol.finish()

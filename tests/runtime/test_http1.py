@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server_process import ServerProcess, body, serving
+from tests.server_process import REST_S, ServerProcess, body, serving
 
 TLS = Path(__file__).parent / "tls"
 
@@ -158,3 +158,74 @@ def test_ways_to_send_a_body(server: ServerProcess, more: bytes) -> None:
         answer = read_all(peer)
     assert answer.startswith(b"HTTP/1.1 100 ") == (b"expect" in more)
     assert b'"text":"hellohel"' in answer
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://plait/health", 200),
+        (b"HTTPS://plait:443/health?x", 200),
+        (b"http://plait", 404),
+        (b"http://plait?/health", 404),
+        (b"ftp://plait/health", 404),
+        (b"http:///health", 404),
+    ],
+)
+def test_a_target_may_be_a_whole_url(server: ServerProcess, target: bytes, status: int) -> None:
+    with server.connect() as peer:
+        peer.sendall(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert int(read_all(peer).split()[1]) == status
+
+
+def post(asked: dict[str, Any], version: bytes = b"1.1") -> bytes:
+    content = json.dumps(asked).encode()
+    head = b"POST /v1/completions HTTP/%b\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    return head % (version, len(content)) + content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_client_that_sends_no_more_gets_its_answers(
+    server: ServerProcess, stream: bool, requests: int
+) -> None:
+    with server.connect() as peer:
+        peer.sendall(post(body("slow", stream=stream, max_tokens=60)) * requests)
+        peer.shutdown(socket.SHUT_WR)
+        come = read_all(peer)
+    assert come.count(b"HTTP/1.1 200") == requests
+    assert come.count(b"data: [DONE]" if stream else b'"completion_tokens":60') == requests
+    assert come.count(b"HTTP/1.1 102") <= requests  # an interim response, to see who is there
+    server.wait_at_rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first", ["closes", "half-closes"])
+def test_a_client_that_has_left_is_told_from_one_that_sends_no_more(
+    server: ServerProcess, stream: bool, first: str
+) -> None:
+    with server.connect() as peer:
+        peer.sendall(post(body("endless", stream=stream, max_tokens=4000)))
+        while server.occupancy()["running"] < 1:
+            pass
+        if first == "half-closes":
+            peer.shutdown(socket.SHUT_WR)
+            peer.recv(1)
+    server.wait_at_rest(limit_s=REST_S if first == "closes" or stream else 6.0)
+
+
+def test_a_client_of_http_1_0_has_left_once_it_sends_no_more(server: ServerProcess) -> None:
+    """It knows no interim response, by which others are told apart."""
+    with server.connect() as peer:
+        peer.sendall(post(body("endless", max_tokens=4000), b"1.0"))
+        while server.occupancy()["running"] < 1:
+            pass
+        peer.shutdown(socket.SHUT_WR)
+        server.wait_at_rest()
+        assert read_all(peer) == b""
+
+
+def test_a_request_that_is_cut_off_gets_no_answer(server: ServerProcess) -> None:
+    with server.connect() as peer:
+        peer.sendall(post(body("hello"))[:-5])
+        peer.shutdown(socket.SHUT_WR)
+        assert read_all(peer) == b""

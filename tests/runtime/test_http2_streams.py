@@ -9,6 +9,8 @@ import h2.errors
 import h2.events
 import h2.settings
 import pytest
+from hpack import Encoder
+from hyperframe.frame import ContinuationFrame, HeadersFrame
 
 from tests.server_process import ServerProcess, body, serving
 
@@ -195,3 +197,47 @@ def test_a_frame_that_is_too_long_is_refused_by_its_head(server: ServerProcess) 
             events = client.protocol.receive_data(received)
             ends += [each for each in events if isinstance(each, h2.events.ConnectionTerminated)]
         assert [end.error_code for end in ends] == [h2.errors.ErrorCodes.FRAME_SIZE_ERROR]
+
+
+@pytest.mark.parametrize(("value_bytes", "is_taken"), [(18_000, True), (40_000, False)])
+def test_a_header_block_that_takes_long_to_decode_is_refused(
+    server: ServerProcess, value_bytes: int, is_taken: bool
+) -> None:
+    """By its length as it is sent, before any of it is decoded: 5 bits a letter here."""
+    block = Encoder().encode([
+        (":method", "GET"), (":path", "/health"), (":scheme", "http"), (":authority", "x"),
+        ("x", "a" * value_bytes),
+    ])  # fmt: skip
+    parts = [block[at : at + 4000] for at in range(0, len(block), 4000)]
+    frames = [HeadersFrame(1, parts[0], flags=["END_STREAM"])]
+    frames += [ContinuationFrame(1, part) for part in parts[1:]]
+    if is_taken:
+        frames[-1].flags.add("END_HEADERS")
+    with Http2Client(server) as client:
+        client.flush()
+        client.peer.sendall(b"".join(frame.serialize() for frame in frames))
+        client.protocol.get_next_available_stream_id()
+        come = b""
+        while part := client.peer.recv(1 << 16):
+            come += part
+            if is_taken and b'"state"' in come:
+                break
+    assert (b'"state"' in come) == is_taken
+
+
+def test_many_frames_at_once_are_all_taken(server: ServerProcess) -> None:
+    """In several turns of the loop."""
+    with Http2Client(server) as client:
+        content = json.dumps(body("hello")).encode()
+        for stream_id in range(1, 1200, 2):
+            client.protocol.send_headers(stream_id, [
+                (b":method", b"POST"), (b":path", b"/v1/completions"), (b":scheme", b"http"),
+                (b":authority", b"x"),
+            ])  # fmt: skip
+            if stream_id > 1:
+                client.protocol.reset_stream(stream_id)
+        client.protocol.send_data(1, content, end_stream=True)
+        client.flush()
+        client.wait(1)
+        assert client.statuses[1] == 200
+    server.wait_at_rest()
