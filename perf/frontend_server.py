@@ -22,6 +22,7 @@ from engine.core import EngineStats
 from engine.detokenizer import Detokenizer
 from engine.grammar.spec import GrammarError, GrammarSpec
 from engine.request import CompiledGrammar, Finish, Int32Array, Request, Started, StepOutput
+from engine.step_trace import StepRecord
 from engine.tokenizer import Tokenizer
 from httpd.service import ModelCard
 from runtime import serve
@@ -109,6 +110,9 @@ class ReplayEngine:
             running=len(self._running), waiting=0, free_pages=1, cached_pages=0, evictable_pages=0,
             total_pages=1, page_size=64, steps=self.steps, retractions=0, host_s=0.0,
         )  # fmt: skip
+
+    def last_steps(self, count: int) -> tuple[StepRecord, ...]:
+        return ()
 
     def check_integrity(self) -> None:
         """Nothing to check."""

@@ -61,15 +61,15 @@ class Ledger:
     rest_s: float | None = None
 
 
-async def behave(
-    client: httpx.AsyncClient, target: Target, ledger: Ledger, until_s: float, gaps_s: list[float]
-) -> None:
-    """One answer after another, until the time is over."""
-    while time.perf_counter() < until_s:
-        try:
-            gaps_s += np.diff(await _arrivals_s(client, target)).tolist()
-        except (httpx.HTTPError, StreamError) as error:
-            ledger.errors.append(f"{type(error).__name__}: {error}")
+async def behave(target: Target, seconds: float, gaps_s: list[float], errors: list[str]) -> None:
+    """One answer after another on one connection; the last begins before `seconds` are over."""
+    until_s = time.perf_counter() + seconds
+    async with new_client(target) as client:
+        while time.perf_counter() < until_s:
+            try:
+                gaps_s += np.diff(await _arrivals_s(client, target)).tolist()
+            except (httpx.HTTPError, StreamError) as error:
+                errors.append(f"{type(error).__name__}: {error}")
 
 
 async def _arrivals_s(client: httpx.AsyncClient, target: Target) -> list[float]:
@@ -126,9 +126,7 @@ async def interval(
     """Of peace, without attackers, or of attack."""
     if attackers is not None:
         attackers.begin(seconds)
-    gaps_s = ledger.gaps_s[attackers is not None]
-    async with new_client(target) as client:
-        await behave(client, target, ledger, time.perf_counter() + seconds, gaps_s)
+    await behave(target, seconds, ledger.gaps_s[attackers is not None], ledger.errors)
     if attackers is not None:
         ledger.attacks.update(await attackers.wait_done())
         await asyncio.sleep(SETTLE_S)

@@ -108,8 +108,7 @@ class Connection(TCPServer):
     async def _read_data(self) -> None:
         """Until the client has gone, or sends no more and has its answer."""
         try:
-            while data := await self.reader.read(MAX_RECV):
-                await self._turns.wait()
+            while data := await self._read():
                 await self.protocol.handle(RawData(data))
             await self.protocol.finish()
         except OSError:
@@ -119,6 +118,12 @@ class Connection(TCPServer):
         await self.protocol.handle(Closed())
         # The idle timer is a task that the connection's end would wait for.
         await self.idle_task.stop()
+
+    async def _read(self) -> bytes:
+        """What has come, or nothing more, in a turn for it: many ends at once are work, too."""
+        data = await self.reader.read(MAX_RECV)
+        await self._turns.wait()
+        return data
 
     async def _close(self) -> None:
         with self._cut_if_stalled():

@@ -133,8 +133,8 @@ class RequestLog:
             getattr(self, name).add(getattr(other, name))
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.finished.update(other.finished.copy())
-        self.refused.update(other.refused.copy())
+        self.finished.update(dict(other.finished))
+        self.refused.update(dict(other.refused))
         for name in _RECENT:
             getattr(self, name).add_all(getattr(other, name))
         self._per_second.add_all(other._per_second)

@@ -92,6 +92,7 @@ class Rings:
         verdicts = [ring.receiver for ring in self.verdicts[loop]]
         return Inbox(self.http[loop], [self.deltas[loop].receiver, *verdicts, *orders])
 
+    def of_control(self, loop: int) -> ControlRings:
         to_loops = zip(self.orders[loop], self.done[loop], strict=True)
         orders = [of_one[loop].receiver for of_one in self.orders]
         done = [to_one[loop].sender for to_one in self.done]

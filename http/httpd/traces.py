@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from itertools import chain
 from typing import Any, Final, Protocol
 
+from httpd.copies import copy_of
+
 MOST_TRACES: Final = 1024
 CLIENT_LEFT: Final = 499  # nginx' number for a client that left before its answer began
 
@@ -105,9 +107,10 @@ class Traces:
     def find(self, either_id: str) -> Trace | None:
         """The youngest of this x-request-id or this response id. Looks at all that are known.
 
-        Safe from any thread: each copy is made whole (library/threadsafety).
+        Safe from any thread.
         """
-        for trace in chain(reversed([*self._open.copy().values()]), reversed(self._last.copy())):
+        under_way = [*self._open.copy().values()]
+        for trace in chain(reversed(under_way), reversed(copy_of(self._last))):
             if either_id in (trace.request_id, trace.response_id):
                 return trace
         return None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
+from httpd.copies import copy_of
 from runtime.live import WINDOW_S, Quantiles
 
 _MOST_RECENT: Final = 16_384  # entries; one stands for all tokens of a step
@@ -45,7 +46,7 @@ class Recent:
 
     def add_all(self, other: "Recent") -> None:
         """Takes in another's values, to which its owner may be adding."""
-        self._entries = deque(heapq.merge(self._entries, other._entries.copy()))
+        self._entries = deque(heapq.merge(self._entries, copy_of(other._entries)))
 
     def quantiles(self, now_s: float) -> Quantiles:
         entries = self._entries
@@ -99,7 +100,7 @@ class PerSecond:
             return
         self._first = other._first if self._first is None else min(self._first, other._first)
         sums = {second: [*amounts] for second, amounts in self._seconds}
-        for second, amounts in other._seconds.copy():
+        for second, amounts in copy_of(other._seconds):
             before = sums.setdefault(second, [0.0] * self._kinds)
             sums[second] = [a + b for a, b in zip(before, amounts.copy(), strict=True)]
         self._seconds = deque(sorted(sums.items()))

@@ -1,7 +1,7 @@
 """What several HTTP loops count, as if one had counted it all.
 
 Each log is another loop's and changes meanwhile: what is read is whole, and as of some moment just
-now. Copies of lists, dictionaries and deques are made whole (library/threadsafety).
+now. Lists and dictionaries are copied whole (library/threadsafety); for deques see copies.py.
 """
 
 import heapq
@@ -31,6 +31,6 @@ def merged_traces(several: Sequence[Traces]) -> Traces:
         return several[0]
     merged = Traces()
     for each in several:
-        merged.responses.update(each.responses.copy())
-        merged.refusals.update(each.refusals.copy())
+        merged.responses.update(dict(each.responses))
+        merged.refusals.update(dict(each.refusals))
     return merged
