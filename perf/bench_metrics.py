@@ -24,7 +24,7 @@ from runtime.latest import Latest
 from runtime.lifecycle import Lifecycle
 from runtime.messages import Begun
 from runtime.metrics.scrape import Sources, exposition
-from runtime.queue_limit import QueueLimit
+from runtime.queue_limit import QueueCounts, QueueLimit
 from runtime.request_log import RequestLog
 
 STEPS_A_SECOND = 200
@@ -65,7 +65,7 @@ def main(running: int, runs: int) -> None:
     log, token_s = busy_log(running)
     rings = InsightRings(Latest(), Latest(), Latest(), Latest(), dict)
     insight = ServerInsight(
-        Lifecycle(), rings, log, Traces(), QueueLimit(2048, 1 << 22), version="0",
+        Lifecycle(), rings, [log], [Traces()], QueueLimit(2048, 1 << 22, QueueCounts(1)), version="0",
         max_running=1024, max_alive=3072,
     )  # fmt: skip
     sources = Sources(log, Traces(), lambda: None, dict, dict)
