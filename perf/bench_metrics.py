@@ -64,9 +64,9 @@ def main(running: int, runs: int) -> None:
     """Measures scrapes."""
     log, token_s = busy_log(running)
     rings = InsightRings(Latest(), Latest(), Latest(), Latest(), dict)
+    limit = QueueLimit(2048, 1 << 22, QueueCounts(1))
     insight = ServerInsight(
-        Lifecycle(), rings, [log], [Traces()], QueueLimit(2048, 1 << 22, QueueCounts(1)), version="0",
-        max_running=1024, max_alive=3072,
+        Lifecycle(), rings, [log], [Traces()], limit, version="0", max_running=1024, max_alive=3072
     )  # fmt: skip
     sources = Sources(log, Traces(), lambda: None, dict, dict)
     figures = {
