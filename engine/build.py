@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from engine.broadcast import BroadcastExecutor, StepSink
-from engine.cache_factory import build_prefix_cache
+from engine.cache_factory import HostMemory, build_prefix_cache
 from engine.config import TARGET_ITL_MS, EngineConfig
 from engine.core import Engine, EngineFacts
 from engine.cpu_executor import CpuExecutor
@@ -17,9 +17,11 @@ from engine.executor import Executor
 from engine.generation_config import eos_ids
 from engine.kv_cache import page_bytes
 from engine.limits import (
+    COPIED_BYTES_A_STEP,
     asked_context,
     asked_pages,
     check_settings,
+    host_slots,
     longest_request,
     pool_budget,
     pool_pages,
@@ -28,6 +30,7 @@ from engine.load import load_model, outline, resolve_dtype
 from engine.model_config import read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
+from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.sharding import Share, share_of
 from engine.timeouts import Timeouts
@@ -95,7 +98,7 @@ def assemble_engine(config: EngineConfig, model: Decoder, others: StepSink | Non
     pages = executor.pages
     scheduler = Scheduler(
         pool=PagePool(pages),
-        cache=build_prefix_cache(config.cache, config.page_size),
+        cache=_prefix_cache(config, model),
         max_running=config.max_running,
         max_model_len=built.max_model_len,
         # Memory was measured for a step of one context; many whole prompts would need more.
@@ -131,6 +134,14 @@ def _target_itl_s(config: EngineConfig, on_cuda: bool) -> float | None:
     return target_ms / 1e3 if target_ms else None
 
 
+def _prefix_cache(config: EngineConfig, model: Decoder) -> PrefixCache:
+    size = page_bytes(model.config, config.page_size, model.dtype)
+    slots, host = _host_slots(config, model), None
+    if slots:
+        host = HostMemory(slots, config.host_cache_write, max(1, COPIED_BYTES_A_STEP // size))
+    return build_prefix_cache(config.cache, config.page_size, config.cache_eviction, host)
+
+
 @dataclass(frozen=True, slots=True)
 class _Built:
     executor: Executor
@@ -143,7 +154,9 @@ def _built(config: EngineConfig, model: Decoder) -> _Built:
 
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
     ranks = _ranks(model.group)
-    budget = pool_budget(config, _available_bytes(), on_cpu=True) // ranks
+    # The host tier takes its memory as it is filled.
+    available = max(0, _available_bytes() // ranks - _host_bytes(config))
+    budget = pool_budget(config, available, on_cpu=True)
     pages = _pool_pages(config, model, budget)
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CpuExecutor(
@@ -152,6 +165,7 @@ def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
         page_size=config.page_size,
         max_rows=config.max_running,
         max_pages_per_row=-(-max_model_len // config.page_size),
+        host_slots=_host_slots(config, model),
         threads=config.cpu_threads or max(1, (os.cpu_count() or 1) // ranks),
     )
     return _Built(executor, max_model_len)
@@ -160,6 +174,10 @@ def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
 def _ranks(group: RankGroup | None) -> int:
     """Ranks that share this machine's memory and processors."""
     return 1 if group is None else group.size
+
+
+def _host_slots(config: EngineConfig, model: Decoder) -> int:
+    return host_slots(config, page_bytes(model.config, config.page_size, model.dtype))
 
 
 def _available_bytes() -> int:
@@ -206,6 +224,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
         max_rows=config.max_running,
         max_pages_per_row=-(-max_model_len // config.page_size),
         flashinfer=flashinfer,
+        host_slots=_host_slots(config, model),
     )
     if buckets:
         executor.capture_graphs(buckets)
@@ -280,6 +299,23 @@ def _refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.devi
             f"{config.model}: {weights / 1e9:.1f} GB of weights in {str(dtype).split('.')[-1]} and "
             f"{kept} are needed, but {free / 1e9:.1f} GB of memory are free on {device}"
         )
+    host_slots(config, page_bytes(shape, config.page_size, dtype))  # is it enough for a page?
+    _refuse_host_beyond_memory(config, share.size, beside=0 if on_cuda else weights + pool)
+
+
+def _refuse_host_beyond_memory(config: EngineConfig, ranks: int, *, beside: int) -> None:
+    """beside  bytes of the same memory that a rank's part of the model takes"""
+    host, free = _host_bytes(config), _available_bytes() // ranks
+    if host and host + beside > free:
+        model = f", and {beside / 1e9:.1f} GB for the model are needed" if beside else " are needed"
+        raise ModelError(
+            f"host_cache_gib is {config.host_cache_gib}: {host / 1e9:.1f} GB{model}, but "
+            f"{free / 1e9:.1f} GB of memory are free on the host"
+        )
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    return int(config.host_cache_gib * 2**30)
 
 
 def _eos_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:

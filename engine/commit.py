@@ -110,7 +110,8 @@ class Committer:
                 rows.started[row] = True
                 parts = rows.prompt_logprobs[row]
                 of_prompt = Logprobs.joined(parts) if parts else None
-                started.append(Started(request, int(rows.cached_tokens[row]), of_prompt))
+                cached, from_host = int(rows.cached_tokens[row]), int(rows.host_tokens[row])
+                started.append(Started(request, cached, of_prompt, host_tokens=from_host))
         return tuple(started)
 
     def _finish(self, row: int, forecast: OutputForecast) -> None:

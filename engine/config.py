@@ -32,6 +32,9 @@ class EngineConfig:
     max_kv_tokens: int | None = None  # None: from memory_fraction
     memory_fraction: float = 0.85  # of what is free after the weights are loaded
     cache: Literal["radix", "naive"] = "radix"
+    cache_eviction: Literal["lru", "lfu", "fifo"] = "lru"
+    host_cache_gib: float = 0.0  # memory for pages that leave the device; 0: they are forgotten
+    host_cache_write: Literal["through", "back"] = "through"  # when they are copied there
     overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
     cuda_graph_max_rows: int = 256  # decode steps of up to so many rows are graphs; 0: none are
     prefill_attention: Literal["auto", "torch", "flashinfer"] = "auto"  # of CUDA devices
@@ -61,6 +64,20 @@ class EngineConfig:
             )
         if self.cache not in ("radix", "naive"):
             raise ValueError(f"cache is {self.cache!r}; it must be radix or naive")
+        if self.cache_eviction not in ("lru", "lfu", "fifo"):
+            raise ValueError(
+                f"cache_eviction is {self.cache_eviction!r}; it must be lru, lfu or fifo"
+            )
+        if self.host_cache_write not in ("through", "back"):
+            raise ValueError(
+                f"host_cache_write is {self.host_cache_write!r}; it must be through or back"
+            )
+        self._within("host_cache_gib", self.host_cache_gib, 0, 65_536)
+        if self.host_cache_gib and self.cache != "radix":
+            raise ValueError(
+                f"host_cache_gib is {self.host_cache_gib}, but cache is {self.cache}, which keeps "
+                "nothing"
+            )
         if self.schedule_policy not in SCHEDULE_POLICIES:
             raise ValueError(
                 f"schedule_policy is {self.schedule_policy!r}; it must be one of "

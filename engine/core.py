@@ -13,6 +13,7 @@ import numpy as np
 from engine.cache_outline import CacheOutline, outline_of
 from engine.executor import Executor, LaunchedStep
 from engine.plan import StepPlan
+from engine.prefix_cache import HostCounts
 from engine.request import Finish, Request, StepOutput
 from engine.request_times import RequestTimes
 from engine.scheduler import Scheduler
@@ -49,6 +50,7 @@ class EngineStats:
     host_s: float  # planning and committing, without waiting for the device
     counts: StepCounts = StepCounts()
     prefilling: tuple[int, ...] = ()  # ids of requests whose prompts are being computed
+    host: HostCounts = HostCounts()  # the prefix cache's tier in host memory
 
 
 class Engine:
@@ -158,6 +160,7 @@ class Engine:
             host_s=self._host_s,
             counts=self._counters.counts(),
             prefilling=self._times.begun(),
+            host=scheduler.holdings.cache.host_counts,
         )
 
     def check_integrity(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.descriptor import StepDescriptor, decode
+from engine.host_pages import HostPages, copy_rows_at_once
 from engine.kv_cache import KvCache
 from engine.logprobs import StepLogprobs
 from engine.models.decoder import Decoder
@@ -94,6 +95,7 @@ class CpuExecutor:
 
     pages              of the KV pool, the dummy page included
     max_pages_per_row  of the longest request
+    host_slots         pages of the prefix cache's tier in host memory; 0: there is none
     threads            torch's, for the whole process; None leaves them as they are
     """
 
@@ -105,6 +107,7 @@ class CpuExecutor:
         page_size: int,
         max_rows: int,
         max_pages_per_row: int,
+        host_slots: int = 0,
         threads: int | None = None,
     ) -> None:
         if threads is not None:
@@ -114,6 +117,7 @@ class CpuExecutor:
         self._model = model
         self._windows = frozenset(model.config.windows)
         self._cache = KvCache.allocate(model.config, pages, page_size, model.dtype, "cpu")
+        self._host = HostPages(self._cache, host_slots, copy_rows_at_once) if host_slots else None
         self._state = CpuRows(max_rows + 1, max_pages_per_row)
         self._special = SpecialRows(model, max_rows + 1)
         self._decode_rows = np.empty(0, np.int32)
@@ -123,6 +127,8 @@ class CpuExecutor:
         step = decode(descriptor, self._decode_rows)
         if not step.same_decode_rows:
             self._decode_rows = step.decode_rows.copy()
+        if self._host is not None:
+            self._host.copy(step.copies.words)
         self._state.apply(step)
         self._special.apply(step)
         work = self._work(step)

@@ -3,7 +3,8 @@
 Rules
 - The rows' state lives on the device; a step without changes needs no copy from the host.
 - Sampled ids stay on the device for the next step, which may be launched before the host has them.
-- All that computes runs on the forward stream, in the order of the steps.
+- All that computes runs on the forward stream, in the order of the steps; copies between the tiers
+  of the prefix cache on a stream of their own (engine/pager.py).
 - Whatever needs memory is made in `__init__` or by `capture_graphs`, before the first step, but for
   what an eager prefill needs while it runs.
 """
@@ -22,6 +23,7 @@ from engine.flashinfer_prefill import FlashInferPrefill
 from engine.forward import AnySampler, DecodeRunner, Parts, PrefillRunner, SegmentIndex
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
+from engine.pager import Pager
 from engine.redraw import Redraw
 from engine.request import Int32Array
 from engine.scoring import SampledScores, StepScores
@@ -40,6 +42,7 @@ class CudaExecutor:
 
     pages              of the KV pool, the dummy page included
     max_pages_per_row  of the longest request
+    host_slots         pages of the prefix cache's tier in host memory; 0: there is none
     sampler            None: the CUDA kernel
     flashinfer         computes prompts' attention; None: torch does
     small_step_tokens  most of a step that `SmallStepRunner` runs; None: as fits the model
@@ -53,6 +56,7 @@ class CudaExecutor:
         page_size: int,
         max_rows: int,
         max_pages_per_row: int,
+        host_slots: int = 0,
         streams: Streams | None = None,
         sampler: AnySampler | None = None,
         small_step_tokens: int | None = None,
@@ -65,6 +69,7 @@ class CudaExecutor:
         self.pages, self.page_size, self.vocab_size = pages, page_size, vocabulary
         self._streams: Streams = streams or CudaStreams(device)
         cache = KvCache.allocate(model.config, pages, page_size, model.dtype, device)
+        self._pager = Pager(self._streams, cache, host_slots) if host_slots else None
         self._rows = DeviceRows.allocate(max_rows, max_pages_per_row, device)
         most = max(max_rows, small_step_tokens)
         parts = Parts(
@@ -115,6 +120,8 @@ class CudaExecutor:
             self._thread = get_ident()
             streams.enter_thread()
         with torch.inference_mode(), streams.on(streams.forward):
+            if self._pager is not None:
+                self._pager.copy_no_sync(step.copies)
             ids = self._results.take()
             scores = self._run(descriptor, step, ids)
             return self._results.send(step.sampled, scores)
@@ -123,6 +130,8 @@ class CudaExecutor:
         """Waits for the device. Memory goes with the object."""
         if isinstance(self._streams, CudaStreams):
             torch.cuda.synchronize()
+        if self._pager is not None:
+            self._pager.close()
 
     def _run(self, block: Int32Array, step: StepDescriptor, ids: torch.Tensor) -> StepScores:
         """Ids of the prefill segments that sample, then of the decode rows."""
@@ -202,6 +211,7 @@ def _staged(device: torch.Tensor, step: StepDescriptor, index: SegmentIndex) -> 
     skipped = HEADER_WORDS + step.joined.size + step.page_writes.size
     skipped_too = 0 if step.same_decode_rows else step.decode_rows.size
     skipped_too += step.rules.size + step.mask_rows.size + step.masks.size
+    skipped_too += step.copies.words.size
     arrays = [step.segments, step.prefill_tokens, *index.arrays()]
     sizes = [
         skipped,

@@ -12,6 +12,12 @@ What a device does with a step
 - `joined`: set the row's sampling parameters; what it remembered of the row is gone.
 - `rules`: what is done to the row's logits from now on (gpu_ops.rules).
 - `page_writes`: page_table[row, index] = page (a new page, or a canonical page after a merge).
+- `copies`: between the device's pages and slots of host memory, one after the other, each step's
+  after those of the step before. A step's tokens are computed after the copies of all steps before
+  it; after its own, too, only where it says `copies.first`. So what is loaded is first read by a
+  later step, and a page whose contents are copied out may be written by the same step only with
+  `first`. Nothing else needs to be waited for: what is copied out was computed by a step that has
+  completed, and what is copied in goes to a page that no step in flight names.
 - each segment (row, start, count, samples): compute the next `count` prefill tokens at positions
   [start, start + count) and set length[row] = start + count. If `samples`, the token sampled from
   the last position becomes last_token[row]; else nothing is sampled.
@@ -20,7 +26,7 @@ What a device does with a step
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,7 +34,7 @@ from engine.request import Int32Array
 from gpu_ops.rules import RULE_WORDS
 
 INT32_MAX: Final = 2**31 - 1
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_WORDS: Final = 16
 # Words of the header.
 (
@@ -45,12 +51,28 @@ HEADER_WORDS: Final = 16
     H_RULES,
     H_MASKS,
     H_MASK_WORDS,
-) = range(13)
-SAME_DECODE_ROWS: Final = 1  # flag: decode rows are those of the previous step, and not repeated
+    H_COPIES,
+) = range(14)
+# Flags.
+SAME_DECODE_ROWS: Final = 1  # decode rows are those of the previous step, and not repeated
+COPIES_FIRST: Final = 2  # the step's tokens are computed after its copies
 
 JOINED_WORDS: Final = 8  # row, temperature, top_k, top_p, min_p, seed low, seed high, logprobs
 PAGE_WRITE_WORDS: Final = 3  # row, index, page
 SEGMENT_WORDS: Final = 4  # row, start, count, samples
+COPY_WORDS: Final = 3  # direction, page of the device, slot of the host
+PAGE_OUT: Final = 0  # directions: from page to slot
+PAGE_IN: Final = 1  # from slot to page
+
+
+class PageCopies(NamedTuple):
+    """What a step copies between the tiers of the prefix cache."""
+
+    words: Int32Array  # [n, 3] int32: direction, page, slot; in this order
+    first: bool = False  # before the step's tokens are computed
+
+
+NO_COPIES: Final = PageCopies(np.empty((0, COPY_WORDS), np.int32))
 
 
 def logprob_word(output: int | None, prompt: int | None) -> int:
@@ -89,6 +111,7 @@ class StepDescriptor:
     rules           [n, 4] int32: row, kind, token id, value (gpu_ops.rules)
     mask_rows       [n] int32, rows that draw in this step, each under its mask
     masks           [n, words] int32, a bit for each id that may be drawn
+    copies          [n, 3] int32, and whether they come first: `PageCopies`
     """
 
     step: int
@@ -102,6 +125,7 @@ class StepDescriptor:
     rules: Int32Array = field(default_factory=lambda: _no_words(RULE_WORDS))
     mask_rows: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     masks: Int32Array = field(default_factory=lambda: _no_words(0))
+    copies: PageCopies = NO_COPIES
 
     @property
     def sampled(self) -> int:
@@ -117,7 +141,7 @@ class StepDescriptor:
         # Sections of which a pass over the rows knows nothing come last.
         return (
             *(self.joined, self.page_writes, self.segments, self.prefill_tokens, decode),
-            *(self.rules, self.mask_rows, self.masks),
+            *(self.rules, self.mask_rows, self.masks, self.copies.words),
         )
 
     def encode_into(self, block: Int32Array) -> Int32Array:
@@ -127,6 +151,8 @@ class StepDescriptor:
         out[H_VERSION], out[H_WORDS] = VERSION, out.size
         out[H_STEP] = self.step & INT32_MAX  # 2**31 steps of a small model are a month of serving
         out[H_FLAGS] = SAME_DECODE_ROWS if self.same_decode_rows else 0
+        out[H_FLAGS] |= COPIES_FIRST if self.copies.first else 0
+        out[H_COPIES] = len(self.copies.words)
         out[H_JOINED], out[H_PAGE_WRITES] = len(self.joined), len(self.page_writes)
         out[H_SEGMENTS], out[H_PREFILL_TOKENS] = len(self.segments), self.prefill_tokens.size
         out[H_DECODE], out[H_MAX_LENGTH] = self.decode_rows.size, self.max_length
@@ -170,6 +196,7 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
     rules = take(int(block[H_RULES]), RULE_WORDS)
     mask_rows = take(int(block[H_MASKS]), 1)[:, 0]
     masks = take(int(block[H_MASKS]), int(block[H_MASK_WORDS]))
+    copies = PageCopies(take(int(block[H_COPIES]), COPY_WORDS), bool(block[H_FLAGS] & COPIES_FIRST))
     if at != block.size or decode_rows.size != block[H_DECODE]:
         raise ValueError(f"step descriptor's counts do not add up: {block[:HEADER_WORDS]}")
     return StepDescriptor(
@@ -184,4 +211,5 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
         rules=rules,
         mask_rows=mask_rows,
         masks=masks,
+        copies=copies,
     )

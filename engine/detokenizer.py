@@ -133,9 +133,9 @@ class _Response:
     """One response's text so far, as far as it is not sent. Owned by the detokenizer thread."""
 
     __slots__ = (
-        *("_begins", "_cached", "_completion", "_content", "_decoder", "_ended_by_id", "_id"),
-        *("_params", "_scores", "_splitter", "_stop_ids", "_stops", "_told"),
-        *("started", "tells_more"),
+        *("_begins", "_cached", "_completion", "_content", "_decoder", "_ended_by_id"),
+        *("_host_tokens", "_id", "_params", "_scores", "_splitter", "_stop_ids", "_stops"),
+        *("_told", "started", "tells_more"),
     )
 
     def __init__(
@@ -148,7 +148,7 @@ class _Response:
         tells_prompt = params.echo or params.prompt_logprobs is not None
         self.tells_more = tells_prompt or params.logprobs is not None
         self.started = started if tells_prompt else None  # until the prompt is told
-        self._cached = started.cached_tokens
+        self._cached, self._host_tokens = started.cached_tokens, started.host_tokens
         self._completion = 0  # tokens
         self._decoder = decoder
         self._splitter = splitter
@@ -192,7 +192,7 @@ class _Response:
         # In the order of its fields: names would cost a microsecond of every token.
         return Delta(
             self._id, text, token_ids, finish, self._completion, self._cached, match, error,
-            reasoning, reasoning_tokens,
+            reasoning, reasoning_tokens, self._host_tokens,
         )  # fmt: skip
 
     def take_score(self, score: TokenScore) -> TokenScore | None:

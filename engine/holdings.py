@@ -80,6 +80,7 @@ class Holdings:
         rows.requests[row] = request
         rows.nodes[row] = match.node
         rows.valid[row] = rows.cached[row] = match.tokens
+        rows.load_end[row] = match.tokens + match.host_pages * self.cache.page_size
         rows.prefill_end[row] = count
         rows.limit[row] = waiting.limit
         rows.shared[row], rows.pages[row] = len(match.pages), held
@@ -89,11 +90,34 @@ class Holdings:
         rows.priority[row], rows.rank[row] = waiting.priority, waiting.rank
         rows.started[row] = waiting.started
         rows.cached_tokens[row] = waiting.cached_tokens if waiting.started else match.tokens
+        rows.host_tokens[row] = waiting.host_tokens if waiting.started else 0
         rows.set_stop_ids(row, stop_ids)
         self.row_of[request.id] = row
         if self.cache.keeps:
             self.producers.add(row, request.namespace, waiting.token_ids)
         return row
+
+    def load(self, row: int) -> bool:
+        """Loads the next pages of the row's prompt from the host, as many as this step may.
+
+        False where nothing is left to load: the rest is to be computed.
+        """
+        rows, cache = self.rows, self.cache
+        cached, end = int(rows.cached[row]), int(rows.load_end[row])
+        if cached >= end or not cache.copies_left:
+            return cached < end
+        request, first = rows.requests[row], cached // cache.page_size
+        assert request is not None
+        pages = rows.page_table[row, first : end // cache.page_size]
+        loaded = cache.load(request.namespace, rows.tokens[row, :end], first, pages)
+        if not loaded:  # it was dropped to make room
+            rows.load_end[row] = cached
+            return False
+        rows.cached[row] += loaded * cache.page_size
+        if not rows.started[row]:
+            rows.cached_tokens[row] += loaded * cache.page_size
+            rows.host_tokens[row] += loaded * cache.page_size
+        return True
 
     def grow(self, short: RowArray) -> tuple[RowArray, Int32Array]:
         """One page more for as many of `short` as there are pages: those rows, and the pages."""

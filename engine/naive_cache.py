@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from engine.prefix_cache import Inserted, Match, Node
+from engine.descriptor import NO_COPIES, PageCopies
+from engine.prefix_cache import HostCounts, Inserted, Match, Node
 from engine.request import Int32Array
 
 
@@ -13,6 +14,8 @@ class NaiveCache:
     evictable_pages = 0
     locked_pages = 0
     cached_pages = 0
+    host_counts = HostCounts()
+    copies_left = 0
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -20,6 +23,12 @@ class NaiveCache:
 
     def match(self, namespace: str, token_ids: Int32Array) -> Match:
         return Match(self._root, _no_pages(), 0)
+
+    def load(self, namespace: str, token_ids: Int32Array, first: int, pages: Int32Array) -> int:
+        return 0
+
+    def take_copies(self) -> PageCopies:
+        return NO_COPIES
 
     def lock(self, node: Node) -> None:
         assert node is self._root

@@ -10,6 +10,7 @@ from engine.descriptor import (
     JOINED_WORDS,
     PAGE_WRITE_WORDS,
     SEGMENT_WORDS,
+    PageCopies,
     StepDescriptor,
     logprob_word,
 )
@@ -23,8 +24,8 @@ class StepPlan:
 
     sample_rows       [sampled] rows in the order of the sampled tokens
     sample_positions  [sampled] int32, each token's index in its sequence
-    chunk_rows        [n] rows whose chunk samples nothing
-    chunk_ends        [n] int32, positions computed once the chunk is done
+    chunk_rows        [n] rows whose chunk samples nothing, or is loaded from the host
+    chunk_ends        [n] int32, positions that are valid once the chunk is done
     prefilled_rows    rows whose prompt is complete with this step
     """
 
@@ -45,6 +46,7 @@ class Draft:
 
     def __init__(self) -> None:
         self.segments: list[tuple[int, int, int, bool]] = []  # row, start, count, samples
+        self.loads: list[tuple[int, int]] = []  # row, end: positions that come from the host
         self.page_writes: list[Int32Array] = []  # [n, 3] each
         self._tokens: list[Int32Array] = []
         self._joined: list[Int32Array] = []
@@ -77,10 +79,12 @@ class Draft:
         positions: Int32Array,
         writes: list[Int32Array],
         masks: tuple[Int32Array, Int32Array],
+        copies: PageCopies,
     ) -> StepPlan:
         """The plan. `positions` are those of the decode rows' sampled tokens."""
         sampling = [(row, start + count) for row, start, count, samples in self.segments if samples]
         chunks = [(r, start + count) for r, start, count, samples in self.segments if not samples]
+        chunks += self.loads
         ends = [start + count for _, start, count, _ in self.segments]
         prefilled = tuple(row for row, _ in sampling)
         descriptor = StepDescriptor(
@@ -95,6 +99,7 @@ class Draft:
             rules=_stack(self._rules, RULE_WORDS),
             mask_rows=masks[0],
             masks=masks[1],
+            copies=copies,
         )
         if sampling:
             head = np.array([position for _, position in sampling], np.int32)

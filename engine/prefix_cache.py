@@ -12,6 +12,7 @@ Rules
 
 from typing import NamedTuple, Protocol
 
+from engine.descriptor import PageCopies
 from engine.request import Int32Array
 
 
@@ -25,8 +26,18 @@ class Match(NamedTuple):
     """The longest cached prefix. `node` covers exactly `pages`; the root if there are none."""
 
     node: Node
-    pages: Int32Array  # [n] in the tokens' order; they stay the cache's
+    pages: Int32Array  # [n] of the device, in the tokens' order; they stay the cache's
     tokens: int  # n * page_size
+    host_pages: int = 0  # further ones, in host memory
+
+
+class HostCounts(NamedTuple):
+    """Pages of the tier in host memory; all 0 where there is none."""
+
+    cached: int = 0  # some of them on the device, too
+    capacity: int = 0
+    written: int = 0  # copied to the host since the start
+    loaded: int = 0  # and back
 
 
 class Inserted(NamedTuple):
@@ -47,6 +58,11 @@ class PrefixCache(Protocol):
 
     page_size: int  # tokens a page holds
     keeps: bool  # False where an insertion never makes a later match longer
+
+    @property
+    def host_counts(self) -> HostCounts:
+        """What is in host memory. O(1)."""
+        ...
 
     @property
     def evictable_pages(self) -> int:
@@ -70,6 +86,25 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def load(self, namespace: str, token_ids: Int32Array, first: int, pages: Int32Array) -> int:
+        """Has the prefix's pages from `first` on copied from host memory; how many are.
+
+        token_ids  [n] int32
+        first      a page's index in the prefix
+        pages      the caller's own, where they go; read by a later step than this one
+        At most `copies_left` and len(pages); fewer where no more are there. Counts as a use.
+        """
+        ...
+
+    @property
+    def copies_left(self) -> int:
+        """Pages that the step which is being planned may still load. O(1)."""
+        ...
+
+    def take_copies(self) -> PageCopies:
+        """What the step that is being planned copies between the tiers; asked last, once a step."""
+        ...
+
     def lock(self, node: Node) -> None:
         """Protects the node and all before it from eviction. Counted: one `unlock` for each."""
         ...
@@ -87,11 +122,14 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, count: int) -> Int32Array:
-        """[<= count] pages, now the caller's; fewer only where no more are evictable."""
+        """[<= count] pages, now the caller's; fewer only where no more are evictable.
+
+        With a host tier their contents are copied there first, if they are not there already.
+        """
         ...
 
     def clear(self) -> Int32Array:
-        """Every evictable page, now the caller's."""
+        """Every evictable page, now the caller's; nothing is left in host memory."""
         ...
 
     def all_pages(self) -> Int32Array:

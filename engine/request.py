@@ -224,6 +224,7 @@ class Started:
     prompt_logprobs: Logprobs | None = None  # of all prompt tokens but the first, where asked for
     queued_s: float = 0.0  # time.monotonic() when it came to the engine
     begun_s: float = 0.0  # likewise, when it first got a row: its prefill begins
+    host_tokens: int = 0  # of cached_tokens: from its tier in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +288,7 @@ class Delta:
     error: str | None = None
     reasoning: str = ""  # new text of it that may be sent now; it goes before `text`
     reasoning_tokens: int = 0  # of completion_tokens: those of reasoning and its markers
+    host_tokens: int = 0  # of cached_tokens: from the cache's tier in host memory
     # Where asked for: of the tokens whose text in the content begins to be told; in the end also of
     # those without text. Tokens of reasoning and of a stop string that is cut off have none.
     scores: tuple[TokenScore, ...] = ()

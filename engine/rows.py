@@ -49,6 +49,7 @@ class Rows:
         self.request_ids = np.zeros(count, np.int64)
         self.valid = np.zeros(count, np.int32)
         self.cached = np.zeros(count, np.int32)
+        self.load_end = np.zeros(count, np.int32)  # up to here the prompt may come from the host
         self.prefill_end = np.zeros(count, np.int32)  # prompt, and what a retracted row had made
         self.limit = np.zeros(count, np.int32)
         self.pages = np.zeros(count, np.int32)
@@ -63,6 +64,7 @@ class Rows:
         self.requests: list[Request | None] = [None] * count
         self.nodes: list[Node | None] = [None] * count  # the locked node of the prefix cache
         self.cached_tokens = np.zeros(count, np.int32)  # prompt tokens that were a cache hit
+        self.host_tokens = np.zeros(count, np.int32)  # of these, from host memory
         self.order = np.zeros(count, np.int64)  # arrival order
         self.priority = np.zeros(count, np.int32)  # 0 where the policy does not look at it
         self.rank = np.zeros(count, np.int64)  # as in Waiting: the lowest is never retracted

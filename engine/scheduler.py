@@ -157,19 +157,20 @@ class Scheduler:
         decode = self._plan_decode(draft)
         budget = self._budget_beside(len(decode))
         self._plan_prefill(draft, budget)
-        if not len(decode) and not draft.segments:
+        copies = self.holdings.cache.take_copies()
+        if not len(decode) and not draft.segments and not len(copies.words):
             return None
         self._launched_step += 1
         step = self._launched_step
         positions = self.batch.advance(decode, step)
-        for row, *_ in draft.segments:
+        for row, *_ in (*draft.segments, *draft.loads):
             self._rows.last_step[row] = step
         writes = [*self.holdings.take_rewrites(), *draft.page_writes]
         masks = self.constraints.masks(draft.sampling_rows(), decode)
         if self.trace is not None:
             self.trace.planned(self.holdings, len(self.waiting), positions, draft.segments, budget)
         return draft.finish(
-            step, decode, self.batch.is_same_decode(decode), positions, writes, masks
+            step, decode, self.batch.is_same_decode(decode), positions, writes, masks, copies
         )
 
     def _ready_to_decode(self) -> RowArray:
@@ -202,11 +203,10 @@ class Scheduler:
     def _plan_prefill(self, draft: Draft, budget: int) -> None:
         for row in list(self.batch.prefilling):
             turn, first = int(self._rows.turn[row]), self.waiting.first
-            if first is not None and self.waiting.key_of(first) < turn:
+            if budget and first is not None and self.waiting.key_of(first) < turn:
                 budget = self._admit(draft, budget, before=turn)
-            if budget == 0:
-                return
-            budget -= self._add_chunk(row, budget, draft)
+            if not self._load(row, draft) and budget:
+                budget -= self._add_chunk(row, budget, draft)
         self._admit(draft, budget)
 
     def _admit(self, draft: Draft, budget: int, before: int | None = None) -> int:
@@ -228,7 +228,7 @@ class Scheduler:
                 if admitted is not Refusal.PREFILL:
                     self._blocked = waiting
                 break  # nobody overtakes it, or it might wait for ever
-            if self._start(admitted, waiting, draft):
+            if self._start(admitted, waiting, draft) and not self._load(admitted, draft):
                 budget -= self._add_chunk(admitted, budget, draft)
         return budget
 
@@ -263,6 +263,14 @@ class Scheduler:
         rules = self.admission.rules_of(row, waiting)
         draft.join(row, waiting.request, self._rows.pages_of(row), rules)
         return True
+
+    def _load(self, row: int, draft: Draft) -> bool:
+        """Whether the row's next pages come from the host: then it computes in a later step."""
+        before = self._rows.cached[row]
+        loads = self.holdings.load(row)
+        if self._rows.cached[row] > before:
+            draft.loads.append((row, int(self._rows.cached[row])))
+        return loads
 
     def _add_chunk(self, row: int, budget: int, draft: Draft) -> int:
         """Puts up to `budget` prompt tokens of the row into the step; returns how many."""
@@ -351,6 +359,7 @@ class Scheduler:
                 int(rows.order[row]),
                 started=bool(rows.started[row]),
                 cached_tokens=int(rows.cached_tokens[row]),
+                host_tokens=int(rows.host_tokens[row]),
                 priority=int(rows.priority[row]),
                 retracted=True,
             )

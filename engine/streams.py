@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from gpu_ops.cuda_launch import copy_no_sync
+from gpu_ops.cuda_launch import copy_no_sync, copy_rows_no_sync, pin_memory, unpin_memory
 
 
 class Event(Protocol):
@@ -39,6 +41,7 @@ class Streams(Protocol):
     copy_in: Stream  # descriptors to the device
     forward: Stream  # everything that computes
     copy_out: Stream  # sampled ids to the host
+    pages: Stream  # KV pages to host memory and back
 
     def enter_thread(self) -> None:
         """Once, where a thread begins to launch."""
@@ -54,6 +57,26 @@ class Streams(Protocol):
         """Copies between two addresses, of the device or of pinned memory."""
         ...
 
+    def copy_rows(
+        self,
+        to: int,
+        to_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        stream: Stream,
+    ) -> None:
+        """As `engine.host_pages.CopyRows`, between the device and pinned memory."""
+        ...
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """The device reads and writes it from now on while the host goes on; `unpin` it before it
+        is given back. Touches all of it."""
+        ...
+
+    def unpin(self, memory: NDArray[np.uint8]) -> None: ...
+
     def pinned(self, words: int) -> torch.Tensor:
         """[words] int32 on the host, which the device reads and writes while the host goes on."""
         ...
@@ -68,6 +91,7 @@ class CudaStreams:
         self._event: Callable[[], Event] = cuda.Event
         self.copy_in: Stream = cuda.Stream(device)
         self.copy_out: Stream = cuda.Stream(device)
+        self.pages: Stream = cuda.Stream(device)
         # First where the device must choose.
         self.forward: Stream = cuda.Stream(device, priority=-1)
 
@@ -86,6 +110,24 @@ class CudaStreams:
 
     def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
         copy_no_sync(to, source, size_bytes, stream.cuda_stream)
+
+    def copy_rows(
+        self,
+        to: int,
+        to_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        stream: Stream,
+    ) -> None:
+        copy_rows_no_sync(to, to_pitch, source, source_pitch, width, rows, stream.cuda_stream)
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        pin_memory(memory.ctypes.data, memory.nbytes)
+
+    def unpin(self, memory: NDArray[np.uint8]) -> None:
+        unpin_memory(memory.ctypes.data)
 
     def pinned(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int32, pin_memory=True)

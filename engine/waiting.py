@@ -34,6 +34,7 @@ class Waiting:
     order: int  # arrival order; kept over retractions
     started: bool = False  # its first token was committed
     cached_tokens: int = 0  # of its first admission
+    host_tokens: int = 0  # of these, from host memory
     priority: int = 0  # the request's, where the policy looks at it; higher goes first
     retracted: bool = False
 

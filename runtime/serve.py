@@ -86,6 +86,12 @@ _PATH: Final = click.Path(path_type=Path)
 @option("--memory-fraction", "Share of the memory left after loading that the KV cache takes.",
          type=float)  # fmt: skip
 @option("--cache", "Prefix cache: radix, or naive to keep nothing.")
+@option("--cache-eviction", "What the prefix cache gives up first: lru, lfu or fifo.",
+        type=click.Choice(["lru", "lfu", "fifo"]))  # fmt: skip
+@option("--host-cache-gib", "Memory for what the prefix cache has no room for on the device; "
+        "0 for none.", type=float)  # fmt: skip
+@option("--host-cache-write", "When it goes there: through, soon after it was computed, or back, "
+        "when its place is wanted.", type=click.Choice(["through", "back"]))  # fmt: skip
 @option("--schedule-policy", "Order in which waiting requests start.",
          type=click.Choice(SCHEDULE_POLICIES))  # fmt: skip
 @option("--preemption-threshold", "With --schedule-policy priority: how many levels higher a "

@@ -100,6 +100,8 @@ class ThreadedService:
             waiting=stats.waiting,
             available_pages=stats.free_pages + stats.evictable_pages,
             total_pages=stats.total_pages,
+            host_cached_pages=stats.host.cached,
+            host_total_pages=stats.host.capacity,
         )
 
     async def submit(self, job: Job) -> tuple[Route, ...]:

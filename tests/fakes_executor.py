@@ -3,6 +3,8 @@
 Its KV pages hold (token, position) per slot. Computing a row reads them all back through the page
 table, so that one page too early, too late or in the wrong place changes what comes out, or fails.
 What nobody has written fails, too: a row reads nothing of others (CVE-2026-7141).
+Slots of host memory hold pages. Copies are made as late as the descriptor's rules allow, or as
+early: what relies on anything in between fails in one of them.
 """
 
 from collections import deque
@@ -115,9 +117,21 @@ def fake_logprobs(tokens: list[int], k: int) -> Logprobs:
 class FakeExecutor:
     """Satisfies engine.executor.Executor."""
 
-    def __init__(self, pages: int, page_size: int, max_rows: int, max_pages: int) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        max_rows: int,
+        max_pages: int,
+        *,
+        host_slots: int = 0,
+        late_copies: bool = True,
+    ) -> None:
         self.pages, self.page_size, self.vocab_size = pages, page_size, VOCAB
         self.kv = np.full((pages * page_size, 2), -1, np.int64)
+        self.host = np.full((host_slots, page_size, 2), -1, np.int64)
+        self.late_copies = late_copies
+        self.late: Int32Array | None = None  # copies of the last step, still to be made
         self.page_table = np.zeros((max_rows + 1, max_pages), np.int32)
         self.length = np.zeros(max_rows + 1, np.int64)
         self.last_token = np.full(max_rows + 1, -1, np.int64)
@@ -132,12 +146,13 @@ class FakeExecutor:
         step = d.decode(descriptor.copy(), self.previous_decode)
         assert step.step == self.steps + 1
         self.steps, self.previous_decode = step.step, step.decode_rows
+        launched = FakeStep(self, np.empty(0, np.int32))
+        self._start_copies(step)
         written = {(int(row), int(index)) for row, index, _ in step.page_writes}
         assert len(written) == len(step.page_writes), "one entry is written twice in a step"
         self.page_table[step.page_writes[:, 0], step.page_writes[:, 1]] = step.page_writes[:, 2]
         self.logprob_words[step.joined[:, 0]] = step.joined[:, 7]
         self.masks = dict(zip(step.mask_rows.tolist(), step.masks, strict=True))
-        launched = FakeStep(self, np.empty(0, np.int32))
         tokens: list[int] = []
         at = 0
         for row, start, count, samples in step.segments.tolist():
@@ -158,6 +173,28 @@ class FakeExecutor:
         launched.logprobs = self._logprobs(step, tokens)
         self.in_flight.append(launched)
         return launched
+
+    def _start_copies(self, step: d.StepDescriptor) -> None:
+        """Those of the step before are made by now; this one's now, or with the next step."""
+        if self.late is not None:
+            self._copy(self.late)
+            self.late = None
+        for direction, page, slot in step.copies.words.tolist():
+            assert page != 0 and slot != 0
+            used = any(page in other.read_pages for other in self.in_flight)
+            assert direction == d.PAGE_OUT or not used, f"page {page} is loaded while it is used"
+        if self.late_copies and not step.copies.first:
+            self.late = step.copies.words.copy()
+        else:
+            self._copy(step.copies.words)
+
+    def _copy(self, copies: Int32Array) -> None:
+        pages = self.kv.reshape(self.pages, self.page_size, 2)
+        for direction, page, slot in copies.tolist():
+            if direction == d.PAGE_OUT:
+                self.host[slot] = pages[page]
+            else:
+                pages[page] = self.host[slot]
 
     def _logprobs(self, step: d.StepDescriptor, tokens: list[int]) -> StepLogprobs | None:
         rows = [row for row, _, _, samples in step.segments.tolist() if samples]

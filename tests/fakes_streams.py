@@ -3,8 +3,11 @@
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from engine.host_pages import copy_rows_at_once
 from engine.streams import Event, Stream
 
 
@@ -41,6 +44,7 @@ class HostStreams:
 
     def __init__(self) -> None:
         self.copy_in, self.forward, self.copy_out = HostStream(), HostStream(), HostStream()
+        self.pages = HostStream()
 
     @property
     def copies_in(self) -> int:
@@ -57,6 +61,23 @@ class HostStreams:
 
     def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
         ctypes.memmove(to, source, size_bytes)
+
+    def copy_rows(
+        self,
+        to: int,
+        to_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        stream: Stream,
+    ) -> None:
+        copy_rows_at_once(to, to_pitch, source, source_pitch, width, rows)
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Nothing of a host's memory moves."""
+
+    def unpin(self, memory: NDArray[np.uint8]) -> None: ...
 
     def pinned(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int32)

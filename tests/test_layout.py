@@ -33,8 +33,8 @@ TORCH_FREE = (
     "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
     "stopping", "reasoning", "until_marker", "config", "rope", "model_config", "limits",
     "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
-    "policies", "batch", "commit", "retraction", "timeouts", "step_cost", "step_trace",
-    "footprint", "request_times", "step_counters",
+    "policies", "host_tier", "batch", "commit", "retraction", "timeouts", "step_cost",
+    "step_trace", "footprint", "request_times", "step_counters",
     "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 

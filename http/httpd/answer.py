@@ -149,6 +149,11 @@ class Usage:
         return sum(delta.cached_tokens for delta in self._last[:: self._per_prompt] if delta)
 
     @property
+    def host_tokens(self) -> int:
+        """Of the cached ones: those whose KV came from host memory."""
+        return sum(delta.host_tokens for delta in self._last[:: self._per_prompt] if delta)
+
+    @property
     def completion_tokens(self) -> int:
         return sum(delta.completion_tokens for delta in self._last if delta)
 
@@ -157,12 +162,20 @@ class Usage:
         return sum(delta.reasoning_tokens for delta in self._last if delta)
 
     def object(self) -> dict[str, Any]:
-        """OpenAI's `usage` of completions."""
+        """OpenAI's `usage` of completions.
+
+        Beyond it, where there are any: `host_cached_tokens`, of the cached ones.
+        """
+        from_host = {"host_cached_tokens": self.host_tokens} if self.host_tokens else {}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
+            "prompt_tokens_details": {
+                "cached_tokens": self.cached_tokens,
+                "audio_tokens": 0,
+                **from_host,
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning_tokens,
                 "audio_tokens": 0,

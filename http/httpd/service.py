@@ -44,6 +44,8 @@ class Occupancy:
     waiting: int  # for a row
     available_pages: int  # of the KV cache: free, or kept only for a prompt that may come again
     total_pages: int
+    host_cached_pages: int = 0  # of the prefix cache, in host memory
+    host_total_pages: int = 0
 
 
 class Rejected(Exception):

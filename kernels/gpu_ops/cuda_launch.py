@@ -21,6 +21,8 @@ from gpu_ops.cuda_compile import compiled
 _CLUSTER_DIMENSION: Final = 4  # CUlaunchAttributeID
 _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 _MAX_DYNAMIC_SHARED: Final = 8  # CUfunction_attribute
+_UNIFIED: Final = 4  # CUmemorytype: the address says whose it is
+_MOST_PITCH: Final = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device there is
 _TENSOR_MAP: Final = "128s"
 
 
@@ -197,6 +199,51 @@ def copy_no_sync(to: int, source: int, size_bytes: int, stream: int) -> None:
     check(
         call(_pointer(to), _pointer(source), ctypes.c_size_t(size_bytes), _pointer(stream)), "copy"
     )
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D: either side is host memory or an address of the device."""
+
+    _fields_ = (
+        *(("source_x", ctypes.c_size_t), ("source_y", ctypes.c_size_t)),
+        *(("source_type", ctypes.c_int), ("source_host", ctypes.c_void_p)),
+        *(("source_device", ctypes.c_void_p), ("source_array", ctypes.c_void_p)),
+        *(("source_pitch", ctypes.c_size_t),),
+        *(("to_x", ctypes.c_size_t), ("to_y", ctypes.c_size_t)),
+        *(("to_type", ctypes.c_int), ("to_host", ctypes.c_void_p)),
+        *(("to_device", ctypes.c_void_p), ("to_array", ctypes.c_void_p)),
+        *(("to_pitch", ctypes.c_size_t),),
+        *(("width", ctypes.c_size_t), ("rows", ctypes.c_size_t)),
+    )
+
+
+def copy_rows_no_sync(
+    to: int, to_pitch: int, source: int, source_pitch: int, width: int, rows: int, stream: int
+) -> None:
+    """Copies rows of `width` bytes, `pitch` bytes apart, of a device or pinned memory, on a stream.
+
+    One call, unless the rows are too far apart for the driver. Raises CudaError.
+    """
+    if max(to_pitch, source_pitch) > _MOST_PITCH:
+        for row in range(rows):
+            copy_no_sync(to + row * to_pitch, source + row * source_pitch, width, stream)
+        return
+    copy = _Copy2D(
+        source_type=_UNIFIED, source_device=source, source_pitch=source_pitch,
+        to_type=_UNIFIED, to_device=to, to_pitch=to_pitch, width=width, rows=rows,
+    )  # fmt: skip
+    check(driver().cuMemcpy2DAsync_v2(ctypes.byref(copy), _pointer(stream)), "copy of rows")
+
+
+def pin_memory(address: int, size_bytes: int) -> None:
+    """Pins host memory, so that copies to and from it need no host. Raises CudaError."""
+    call = driver().cuMemHostRegister_v2
+    check(call(_pointer(address), ctypes.c_size_t(size_bytes), 0), f"pinning {size_bytes} bytes")
+
+
+def unpin_memory(address: int) -> None:
+    """Takes `pin_memory` back. Raises CudaError."""
+    check(driver().cuMemHostUnregister(_pointer(address)), "unpinning")
 
 
 _pointer = ctypes.c_void_p

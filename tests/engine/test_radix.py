@@ -111,7 +111,7 @@ def test_an_evicted_namespace_leaves_nothing_behind() -> None:
     for number in range(5):
         insert(cache, "abcd", 10 * (number + 1), f"tenant {number}")
     cache.clear()
-    assert cache._root.children == {} and cache._heap == []
+    assert cache._root.children == {} and cache._leaves.try_first() is None
 
 
 def test_a_locked_prefix_is_not_evicted() -> None:
@@ -255,7 +255,7 @@ def test_the_heap_holds_no_more_than_the_nodes() -> None:
         match = cache.match("", tokens(text))
         cache.lock(match.node)
         cache.unlock(match.node)
-    assert len(cache._heap) <= 3
+    assert len(cache._leaves) <= 3
 
 
 def test_evicted_nodes_are_freed_without_the_garbage_collector() -> None:
@@ -273,6 +273,7 @@ def test_evicted_nodes_are_freed_without_the_garbage_collector() -> None:
             cache.match("", deep[:end])
         assert nodes() == before + 1 + len(deep)
         assert len(cache.clear()) == len(deep)
+        assert cache._leaves.try_first() is None  # forgets the last of them
         assert nodes() == before + 1  # the root
     finally:
         gc.enable()
@@ -314,7 +315,7 @@ def broken_edge(cache: RadixCache, leaf: RadixNode) -> None:
 
 
 def broken_heap(cache: RadixCache, leaf: RadixNode) -> None:
-    cache._heap.clear()
+    cache._leaves._heap.clear()
 
 
 @pytest.mark.parametrize(
@@ -356,4 +357,4 @@ def test_the_factory_builds_what_was_asked_for() -> None:
     naive = build_prefix_cache("naive", 16)
     assert isinstance(radix, RadixCache) and isinstance(naive, NaiveCache)
     assert radix.page_size == naive.page_size == 16
-    assert radix._priority is EVICTION["lfu"]
+    assert radix._leaves._priority is EVICTION["lfu"]

@@ -4,12 +4,13 @@ Everyone ends once, with the output of a lone run, and nobody is overtaken more 
 """
 
 from collections import defaultdict
+from typing import Literal
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from engine.cache_factory import build_prefix_cache
+from engine.cache_factory import HostMemory, build_prefix_cache
 from engine.config import SCHEDULE_POLICIES
 from engine.pages import PagePool
 from engine.request import Finish, Request, SamplingParams, Started, StepOutput
@@ -45,6 +46,17 @@ class SchedulerMachine(CountedMachine):
         ),
         overtakings=st.sampled_from([1, 3, 256]),
         target_itl_s=st.sampled_from([None, 1e-9]),
+        eviction=st.sampled_from(["lru", "lfu", "fifo"]),
+        host=st.one_of(
+            st.none(),
+            st.builds(
+                HostMemory,
+                slots=st.integers(2, 60),
+                write=st.sampled_from(["through", "back"]),
+                copies_a_step=st.sampled_from([1, 3, 100]),
+            ),
+        ),
+        late_copies=st.booleans(),
     )
     def build(
         self,
@@ -52,18 +64,24 @@ class SchedulerMachine(CountedMachine):
         spare_pages: int,
         max_running: int,
         budget: int | None,
-        cache: str,
+        cache: Literal["radix", "naive"],
         overlap: bool,
         policy: tuple[str, int | None],
         overtakings: int,
         target_itl_s: float | None,
+        eviction: Literal["lru", "lfu", "fifo"],
+        host: HostMemory | None,
+        late_copies: bool,
     ) -> None:
         max_pages = -(-MAX_MODEL_LEN // page_size)
         pages = 1 + max_pages + spare_pages
-        self.executor = FakeExecutor(pages, page_size, max_running, max_pages)
+        self.executor = FakeExecutor(
+            pages, page_size, max_running, max_pages,
+            host_slots=0 if host is None else host.slots, late_copies=late_copies,
+        )  # fmt: skip
         self.scheduler = Scheduler(
             pool=PagePool(pages),
-            cache=build_prefix_cache(cache, page_size),
+            cache=build_prefix_cache(cache, page_size, eviction, host),
             max_running=max_running,
             max_model_len=MAX_MODEL_LEN,
             prefill_budget=budget,
@@ -154,6 +172,7 @@ class SchedulerMachine(CountedMachine):
         after = self.engine.stats()
         assert after.free_pages == before.free_pages + before.evictable_pages
         assert after.evictable_pages == 0
+        assert self.scheduler.holdings.cache.host_counts.cached == 0
         self.scheduler.check_integrity()
 
     @rule(steps=st.integers(1, 8))
@@ -197,6 +216,7 @@ class SchedulerMachine(CountedMachine):
 
     def _check_prompt_logprobs(self, started: Started) -> None:
         request, told = started.request, started.prompt_logprobs
+        assert 0 <= started.host_tokens <= started.cached_tokens
         if request.params.prompt_logprobs is None or len(request.prompt_ids) == 1:
             assert told is None or not len(told.chosen)
         else:
