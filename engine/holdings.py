@@ -80,7 +80,7 @@ class Holdings:
         rows.requests[row] = request
         rows.nodes[row] = match.node
         rows.valid[row] = rows.cached[row] = match.tokens
-        rows.load_end[row] = match.tokens + match.host_pages * self.cache.page_size
+        rows.load_end[row] = match.tokens + match.host_tokens
         rows.prefill_end[row] = count
         rows.limit[row] = waiting.limit
         rows.shared[row], rows.pages[row] = len(match.pages), held

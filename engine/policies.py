@@ -72,7 +72,7 @@ class ShortestPrompt(Policy):
         if waiting.retracted:
             return _FRONT
         match = self._cache.match(waiting.request.namespace, waiting.token_ids[:-1])
-        tokens = len(waiting.token_ids) - match.tokens
+        tokens = len(waiting.token_ids) - match.tokens - match.host_tokens
         self._arrived_tokens += tokens
         return self._arrived_tokens + tokens
 
@@ -145,7 +145,7 @@ class LongestPrefix(Ranked):
         self._none = holdings.cache.match("", np.empty(0, np.int32))
 
     def _places(self, first: Sequence[Waiting]) -> Sequence[Any]:
-        return [-match.tokens for match in self._match_all(first)]
+        return [-match.tokens - match.host_tokens for match in self._match_all(first)]
 
     def _match_all(self, first: Sequence[Waiting]) -> list[Match]:
         """What is cached of each, or was lately. For ordering only: pages may have been evicted.

@@ -28,7 +28,7 @@ class Match(NamedTuple):
     node: Node
     pages: Int32Array  # [n] of the device, in the tokens' order; they stay the cache's
     tokens: int  # n * page_size
-    host_pages: int = 0  # further ones, in host memory
+    host_tokens: int = 0  # further ones in whole pages, in host memory
 
 
 class HostCounts(NamedTuple):

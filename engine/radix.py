@@ -97,7 +97,7 @@ class RadixCache:
             node = each
             pages.append(node.pages)
         matched = np.concatenate(pages)
-        return Match(node, matched, len(matched) * self.page_size, on_host)
+        return Match(node, matched, len(matched) * self.page_size, on_host * self.page_size)
 
     def load(self, namespace: str, token_ids: Int32Array, first: int, pages: Int32Array) -> int:
         """As PrefixCache; O(tokens)."""

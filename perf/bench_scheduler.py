@@ -6,12 +6,13 @@ Each batch size runs decode steps of requests that neither start nor end; some r
 a page boundary in every step, as in a live batch; medians and p99 over all steps.
 
 Then the same with a queue: 256 run while 10,000 wait and a million tokens are cached; requests end
-in some steps, and others take their place. Also with shorter queues and none, for the growth. And
-decode steps alone with a trace of each step, which is to take no more than a fiftieth.
+in some steps, and others take their place. Also with shorter queues and none, for the growth; and
+with a pool that holds a tenth of the cached tokens, the rest of which is in host memory. And decode
+steps alone with a trace of each step, which is to take no more than a fiftieth.
 """
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engine.cache_factory import build_prefix_cache
+from engine.cache_factory import HostMemory, build_prefix_cache
 from engine.config import SCHEDULE_POLICIES
 from engine.core import Engine, EngineFacts
 from engine.pages import PagePool
@@ -105,13 +106,20 @@ def measure(batch: int, steps: int, overlap: bool, trace_steps: int = 0) -> dict
     }
 
 
-def measure_queue(policy: str, waiting: int, steps: int) -> dict[str, Any]:
-    """Times `steps` steps in which requests start and end while many wait."""
+def measure_queue(
+    policy: str, waiting: int, steps: int, write: Literal["through", "back"] | None = None
+) -> dict[str, Any]:
+    """Times `steps` steps in which requests start and end while many wait.
+
+    write  of a host tier; None: there is none
+    """
     page_size, running, cached = 64, 256, 1_000_000
-    pages = 1 + (cached + running * 1024) // page_size
+    on_device = cached if write is None else cached // 10
+    pages = 1 + (on_device + running * 1024) // page_size
+    host = None if write is None else HostMemory(cached // page_size, write)
     scheduler = Scheduler(
         pool=PagePool(pages),
-        cache=build_prefix_cache("radix", page_size),
+        cache=build_prefix_cache("radix", page_size, "lru", host),
         max_running=running,
         max_model_len=4096,
         prefill_budget=None,  # the executor knows no chunks
@@ -146,8 +154,10 @@ def measure_queue(policy: str, waiting: int, steps: int) -> dict[str, Any]:
     scheduler.check_integrity()
     return {
         "policy": policy,
+        "host_tier": write or "none",
         "waiting": waiting,
         "cached_tokens": scheduler.holdings.cache.cached_pages * page_size,
+        "host": scheduler.holdings.cache.host_counts._asdict(),
         "started": waiting - engine.stats().waiting,
         "median_ms": float(np.median(times) * 1e3),
         "p90_ms": float(np.quantile(times, 0.9) * 1e3),
@@ -157,12 +167,11 @@ def measure_queue(policy: str, waiting: int, steps: int) -> dict[str, Any]:
 
 def _fill_cache(scheduler: Scheduler, rng: np.random.Generator, tokens: int) -> None:
     """Puts prompts into the prefix cache that nobody asks for."""
-    cache, pool = scheduler.holdings.cache, scheduler.holdings.pool
-    while cache.cached_pages * cache.page_size < tokens:
+    cache = scheduler.holdings.cache
+    for _ in range(tokens // 2048):
         prompt = rng.integers(10, 1000, 2048).astype(np.int32)
-        pages = pool.try_take(2048 // cache.page_size)
-        assert pages is not None
-        cache.insert("", prompt, pages)
+        cache.insert("", prompt, scheduler.holdings.take_pages(2048 // cache.page_size))
+        cache.take_copies()  # a step's, which nobody makes here
 
 
 @click.command()
@@ -173,6 +182,8 @@ def main(steps: int) -> None:
     rows += [measure(256, steps, True, trace_steps=1000)]
     queues = [measure_queue("fcfs", waiting, steps) for waiting in (0, 100, 1000)]
     queues += [measure_queue(policy, 10_000, steps) for policy in track(SCHEDULE_POLICIES, "queue")]
+    queues += [measure_queue("fcfs", waiting, steps, "through") for waiting in (0, 10_000)]
+    queues += [measure_queue("fcfs", waiting, steps, "back") for waiting in (0, 10_000)]
     table = Table("running", "overlap", "median ms", "p99 ms", "budget ms", title="host per step")
     for row in rows:
         table.add_row(
@@ -183,10 +194,12 @@ def main(steps: int) -> None:
             "" if row["budget_ms"] is None else str(row["budget_ms"]),
         )
     Console().print(table)
-    table = Table("policy", "waiting", "started", "median ms", "mean ms", "p90 ms", title="queues")
+    columns = ("policy", "host tier", "waiting", "started", "median ms", "mean ms", "p90 ms")
+    table = Table(*columns, title="queues")
     for row in queues:
         times = [f"{row[name]:.3f}" for name in ("median_ms", "mean_ms", "p90_ms")]
-        table.add_row(row["policy"], str(row["waiting"]), str(row["started"]), *times)
+        counts = str(row["waiting"]), str(row["started"])
+        table.add_row(row["policy"], row["host_tier"], *counts, *times)
     Console().print(table)
     print(save("bench_scheduler", {"steps": steps, "rows": rows, "queues": queues}))
 

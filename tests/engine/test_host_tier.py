@@ -66,7 +66,7 @@ def found(cache: RadixCache, text: str, namespace: str = "") -> tuple[list[int],
     """The pages matched on the device, and how many more on the host."""
     match = cache.match(namespace, tokens(text))
     cache.check_integrity()
-    return match.pages.tolist(), match.host_pages
+    return match.pages.tolist(), match.host_tokens // PAGE
 
 
 def test_what_is_evicted_is_copied_and_comes_back() -> None:
