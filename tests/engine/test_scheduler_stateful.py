@@ -233,6 +233,9 @@ class SchedulerMachine(CountedMachine):
                 break
             self._step()
         self._take(self.engine.step())  # what ended without a token
+        for _ in range(100):  # that step, and more like it, may have copied pages to the host
+            if self.engine.has_work:
+                self._step()
         assert not self.engine.has_work
         self.scheduler.check_integrity()
         for number, request in self.requests.items():
