@@ -135,9 +135,9 @@ class RadixCache:
             at += node.length
         if at < full:
             edge = token_ids[at * self.page_size : full * self.page_size].copy()
+            node.resident += 1
             node = self._add(namespace, edge, pages[at:full].copy(), node)
             path.append(node)
-            node.parent.resident += 1
             self._evictable += node.length
             self._offer(node)
             if self.host is not None:
