@@ -183,11 +183,11 @@ class Frames(FrameBuffer):
 
     def add_data(self, data: Buffer) -> None:
         self.may_have_more = False
-        self._until_s = time.monotonic() + BUDGET_S
+        self._until_s = time.thread_time() + BUDGET_S
         super().add_data(data)
 
     def __next__(self) -> Frame:
-        if time.monotonic() >= self._until_s:
+        if time.thread_time() >= self._until_s:
             self.may_have_more = True
             raise StopIteration
         if len(self._data) >= _FRAME_HEAD_BYTES:

@@ -6,6 +6,8 @@ work would hold every stream for a tenth of a second.
 Rules
 - Work on input begins only while the loop's turn is young; the rest waits for the next turn.
 - One piece of work cannot be interrupted. After a turn that took long, as long is left to others.
+- Work is measured in the thread's own time: on a machine that is busy with other programs, turns
+  would otherwise seem long, and input would get next to nothing.
 """
 
 import asyncio
@@ -23,20 +25,21 @@ class Turns:
     """Says when input may be worked on. Owned by one HTTP loop, whose connections all ask it."""
 
     def __init__(self) -> None:
-        self._began_s: float | None = None  # when this turn's first work on input did
+        self._began_s: float | None = None  # time.thread_time() of this turn's first input
         self._rest_until_s = 0.0
 
     async def wait(self) -> None:
         """Returns at once, or in a later turn."""
         while True:
-            now_s = time.monotonic()
-            if now_s < self._rest_until_s:
-                await asyncio.sleep(self._rest_until_s - now_s)
+            rest_s = self._rest_until_s - time.monotonic()
+            worked_s = time.thread_time()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
             elif self._began_s is None:
-                self._began_s = now_s
+                self._began_s = worked_s
                 asyncio.get_running_loop().call_soon(self._end_turn)
                 return
-            elif now_s - self._began_s < BUDGET_S:
+            elif worked_s - self._began_s < BUDGET_S:
                 return
             else:
                 await asyncio.sleep(0)
@@ -44,7 +47,6 @@ class Turns:
     def _end_turn(self) -> None:
         """Called when the next turn begins, before any work of its own."""
         assert self._began_s is not None
-        now_s = time.monotonic()
-        took_s, self._began_s = now_s - self._began_s, None
+        took_s, self._began_s = time.thread_time() - self._began_s, None
         if took_s > _LONG_S:
-            self._rest_until_s = now_s + min(took_s, _MOST_REST_S)
+            self._rest_until_s = time.monotonic() + min(took_s, _MOST_REST_S)

@@ -13,6 +13,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    thread_time = monotonic
+
 
 @pytest.mark.parametrize(
     ("work_s", "most_a_turn"),
