@@ -94,7 +94,7 @@ TARGETS = [
     b"/v1%2fcompletions", b"/health%2f..%2fv1%2fcompletions", b"/v1/completions%00",
     b"/v1/completions%0a", b"/v1/completions%20", b"/V1/COMPLETIONS", b"/health%00/v1/completions",
     b"/health;/v1/completions", b"http://x/v1/completions", b"HTTP://x//health", b"http:///health",
-    b"http://x/health/../v1/completions", b"http://x/health/v1", b"http://health", b"http://x?/health",
+    b"http://x/health/../v1/completions", b"http://x/health/v1", b"http://x/nowhere",
     b"http://x#/health", b"http://x@y/v1/completions", b"http://http://x/health", b"ftp://x/health",
     b"x:80", b"*", b"@evil", b"health", b"/%68ealth%0a", b"/health%3f", b"/nowhere",
     b"/flush_cache", b"/flush_cache%0a", b"//flush_cache", b"/abort", b"/abort?all=true",

@@ -165,8 +165,9 @@ def test_ways_to_send_a_body(server: ServerProcess, more: bytes) -> None:
     [
         (b"http://plait/health", 200),
         (b"HTTPS://plait:443/health?x", 200),
-        (b"http://plait", 404),
-        (b"http://plait?/health", 404),
+        (b"http://plait", 200),
+        (b"http://plait?/nowhere", 200),
+        (b"http://plait/nowhere?/health", 404),
         (b"ftp://plait/health", 404),
         (b"http:///health", 404),
     ],
