@@ -2,6 +2,7 @@
 
     python -m perf.soak --seconds 300                       # a small random model, much pressure
     python -m perf.soak --seconds 300 --model FOLDER -- --max-running 64
+    python -m perf.soak --seconds 600 --ranks 2 --name soak_tp2      # the same with two processes
 
 Visitors live in houses of 25, half of them over HTTP/1.1, half over HTTP/2 with a connection a
 house. A visitor asks one of a hundred questions whose greedy answers are known; then it stays to
@@ -340,13 +341,14 @@ def checkpoint(model: Path | None) -> Iterator[Path]:
 @click.option("--streams", default=200, show_default=True, help=f"A multiple of {HOUSE}.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--name", default="soak", show_default=True, help="Of the JSON.")
+@click.option("--ranks", default=1, show_default=True, help="Processes that share the model.")
 @click.argument("server_flags", nargs=-1)
 def main(
-    model: Path | None, seconds: float, streams: int, seed: int, name: str,
+    model: Path | None, seconds: float, streams: int, seed: int, name: str, ranks: int,
     server_flags: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Soaks a server; SERVER_FLAGS replace those that put it under pressure."""
-    flags = list(server_flags) or PRESSURE.split()
+    flags = [*(list(server_flags) or PRESSURE.split()), "--tp", str(ranks)]
     with checkpoint(model) as folder:
         with serving(["--model", str(folder), *flags]) as served:
             assert served.log is not None

@@ -82,7 +82,8 @@ class Link:
     def __init__(self, peer: Peer, connection: socket.socket) -> None:
         self.peer = peer
         self._socket = connection
-        self._pending = b""
+        self._pending = b""  # of a line
+        self._unread: list[Message] = []
         connection.setblocking(False)
 
     def fileno(self) -> int:
@@ -100,6 +101,9 @@ class Link:
 
     def receive(self) -> list[Message]:
         """What has come, without waiting. Raises LinkClosed after the last message."""
+        if self._unread:
+            unread, self._unread = self._unread, []
+            return unread
         try:
             part = self._socket.recv(_MOST_LINE)
         except BlockingIOError:
@@ -116,13 +120,12 @@ class Link:
     def wait(self, timeout_s: float) -> Message:
         """The next message. Raises LinkClosed, and RanksError after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if not select.select([self._socket], [], [], max(0.0, left_s))[0]:
+        while not (messages := self.receive()):
+            left_s = max(0.0, deadline - time.monotonic())
+            if not select.select([self._socket], [], [], left_s)[0]:
                 raise RanksError(f"{self.peer} has said nothing for {timeout_s:g} s")
-            if messages := self.receive():
-                assert len(messages) == 1, "facts and their answer are each the only word"
-                return messages[0]
+        self._unread = messages[1:]
+        return messages[0]
 
     def close(self) -> None:
         self._socket.close()

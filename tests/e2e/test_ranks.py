@@ -247,3 +247,16 @@ def test_tp_starts_ranks_and_passes_signals_and_exit_codes_on(checkpoint: Path) 
         os.kill(last, signal.SIGKILL)
         assert server.wait_exit() == 1
         assert "ended without a word" in server.all_said()
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_torchrun(checkpoint: Path) -> None:
+    """Nothing can be done by a process that is killed; so rank 0 looks after it."""
+    with serving_model(checkpoint, *FLAGS, "--tp", "2") as server:
+        server.ready()
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        ranks = [Path(f"/proc/{pid}") for pid in children.read_text().split()]
+        assert len(ranks) == 2
+        server.process.kill()
+        assert wait_until(lambda: not any(rank.exists() for rank in ranks), GONE_S)
+        assert "torchrun has ended: the server drains" in server.all_said()

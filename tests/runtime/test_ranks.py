@@ -191,6 +191,20 @@ def test_lines_arrive_whole_however_they_are_cut() -> None:
     link.close()
 
 
+def test_an_answer_may_come_together_with_the_first_beat() -> None:
+    """A rank that is slow to look finds both."""
+    ours, theirs = socket.socketpair()
+    link = Link(Peer(0, os.getpid()), theirs)
+    with pytest.raises(RanksError, match=r"rank 0 \(process \d+\) has said nothing for 0.01 s"):
+        link.wait(0.01)
+    for message in ({"store_port": 5}, BEAT, {"end": 0}):
+        ours.sendall(json.dumps(message).encode() + b"\n")
+    assert link.wait(SOON_S) == {"store_port": 5}
+    assert link.receive() == [BEAT, {"end": 0}] and link.receive() == []
+    ours.close()
+    link.close()
+
+
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
