@@ -1,7 +1,7 @@
 """`runtime.serve` as a rank that waits or raises where a test says: `python -m … FOLDER FLAGS`.
 
 Files in FOLDER
-hold            nobody goes on loading while it is there
+hold            nobody goes on loading while it is there; held-RANK tells that a rank waits
 raise-RANK      that rank raises at its next step, or at the end of its wait
 """
 
@@ -32,6 +32,7 @@ def main() -> None:
 
     def eos_ids(model: Path) -> tuple[int, ...]:
         while (folder / "hold").exists():
+            (folder / f"held-{os.environ['RANK']}").touch()
             check()
             time.sleep(0.01)
         return _eos_ids(model)

@@ -92,7 +92,9 @@ def _with_model(bare: Capacity, asked: Asked, environ: Mapping[str, str]) -> Cap
     if not on_cpu and asked.ranks not in _RANKS and sizes.share(asked.ranks) is not None:
         splits.append(sizes.over(asked.ranks, used))
     chosen = next((each for each in splits if each.ranks == asked.ranks), None)
-    if chosen is None:
+    if chosen is None and on_cpu:
+        notes.append(f"What {asked.ranks} ranks on one CPU have room for is not reckoned.")
+    elif chosen is None:
         notes.append(f"{asked.ranks} GPUs cannot share this model.")
     size = ModelSize(
         name=asked.name,

@@ -116,6 +116,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 def enter(phase: str, running: Job) -> Stream | None:
     """Brings both ranks into `phase`; the stream that is open then."""
     if phase == "start":
+        held = [running.folder / f"held-{rank}" for rank in (0, 1)]
+        assert wait_until(lambda: all(one.exists() for one in held), START_S)
         return None
     running.first.ready()
     if phase == "idle":
