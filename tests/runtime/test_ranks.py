@@ -140,15 +140,15 @@ def test_who_does_not_come_is_named(job: str, pool: ThreadPoolExecutor) -> None:
 
 def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(await_ranks, job, 3, SOON_S)
-    twice = [meet_rank_0(job, 1, SOON_S)]
+    link, receiver = meet_rank_0(job, 1, SOON_S)
     with pytest.raises(RanksError, match="another job of this machine has the name"):
         await_ranks(job, 2, 0.1)
-    twice.append(meet_rank_0(job, 1, SOON_S))
+    again = links._connected(job, 1e12)
+    again.sendall(b'["control", 1]\n')
     with pytest.raises(RanksError, match="is there twice"):
         waiting.result(SOON_S)
-    for link, receiver in twice:
-        link.close()
-        receiver.close()
+    for one in (link, receiver, again):
+        one.close()
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n" * 9, b'["steps", 5]\n', b"\n"])
