@@ -41,6 +41,7 @@ class ServerConfig:
     api_keys: Keyring = Keyring()  # none: the API is open
     admin_keys: Keyring = Keyring()  # none: see `access`
     cache_isolation: str = "none"  # none: keys share prefixes; key: each has its own
+    page: bool = True  # the web page at /
     access_log: bool = False
     log_format: str = "human"
     profile: int = 0  # steps that torch's profiler traces; 0: none

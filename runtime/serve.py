@@ -139,6 +139,7 @@ _PATH: Final = click.Path(path_type=Path)
 @option("--cache-isolation", "Who shares computed prompts: none keeps nobody apart, key each "
         "API key; a request's cache_salt does besides.",
         type=click.Choice(CACHE_ISOLATIONS))  # fmt: skip
+@option("--page/--no-page", "The web page at /.")
 @option("--access-log/--no-access-log", "A line for each request.")
 @option("--log-format", "human, or json: an object a line.", type=click.Choice(FORMATS))
 @option("--profile", "Trace the first so many steps with torch's profiler.", type=int)

@@ -117,6 +117,7 @@ class Server:
             request_timeout_s=config.request_timeout_s,
             max_choices=config.max_choices,
             cors_origins=config.cors_origins,
+            has_page=config.page,
             isolates_keys=config.cache_isolation == "key",
             access=config.access,
         )
