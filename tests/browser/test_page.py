@@ -92,6 +92,7 @@ Some **bold**, *slanted* and `code`.
 
 def test_markdown_is_shown_and_html_is_text(browser: Browser, server: ServerProcess) -> None:
     browser.open(server.url)
+    browser.set("max_tokens", str(len(MARKDOWN) - 1))  # the answer is the question, again and again
     browser.run("document.getElementById('question').value = arguments[0]", MARKDOWN)
     browser.by_id("send").click()
     shown = answer(browser)
@@ -169,6 +170,7 @@ def test_a_key_is_asked_for_refused_and_taken(browser: Browser, guarded: ServerP
     browser.wait(lambda: "does not know this key" in browser.text("#key-error"))
     browser.by_id("key-cancel").click()
     browser.wait(lambda: browser.text("#state") == "key needed")
+    browser.set("max_tokens", "5")
     browser.ask("hello")  # asks again: it is the user who wants something
     browser.wait(lambda: browser.by_id("key-dialog").is_displayed())
     browser.by_id("key-input").send_keys(KEY + "\n")
