@@ -72,7 +72,7 @@ async function readLive() {
     for (const chart of live.charts) chart.show(live.readings);
     showWarnings(reading.warnings);
     showRequests(reading);
-    await readTree();
+    if (reading.state === "ready") await readTree();
   }
 }
 
