@@ -67,6 +67,11 @@ class Layer:
         yield f"{self.name}.post_attention_layernorm.weight", Destination.of(self.post_norm)
         yield from self.mlp.destinations()
 
+    @property
+    def elements(self) -> int:
+        """Of its products' weights, as they are held; all experts'."""
+        return sum(place.tensor.numel() for _, place in self.destinations())
+
     def pack(self) -> None:
         for part in (self.qkv, self.o, self.mlp):
             part.pack()
