@@ -34,9 +34,9 @@ def buckets_up_to(most: int) -> tuple[int, ...]:
     return (*(bucket for bucket in _BUCKETS if bucket < most), most)
 
 
-# Tokens times weights of a layer, up to where launching takes longer than computing: there FlashInfer
-# loses, whose host time is more. 1 x 1,024 tokens of 0.6B 13.3 ms, with torch 9.7; but 4 x 4,096
-# tokens 45.8 and 56.0 ms, and 1 x 1,024 tokens of 14B 46.9 and 47.4.
+# Tokens times weights of a layer, up to where launching takes longer than computing: there
+# FlashInfer loses, whose host time is more. 1 x 1,024 tokens of 0.6B took 13.3 ms, 9.7 with torch;
+# but 4 x 4,096 tokens 45.8 and 56.0 ms, and 1 x 1,024 tokens of 14B 46.9 and 47.4.
 _MOST_LAUNCH_BOUND: Final = 90_000_000_000
 
 
