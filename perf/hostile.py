@@ -178,7 +178,7 @@ def judge(ledger: Ledger, log: str) -> list[str]:
         wrong.append(f"the 99th percentile is {attacked:.1f} ms under attack, {alone:.1f} without")
     if (slope := slope_mb(ledger.readings)) > SLOPE_MB:
         wrong.append(f"memory grows by {slope:.2f} MB a minute")
-    if ledger.rest_s is None:
+    if ledger.rest_s is None or ledger.rest_s > REST_S:
         wrong.append(f"not at rest {REST_S:g} s after the last attack")
     for word in ("ERROR", "CRITICAL", "Traceback"):
         if word in log:
