@@ -1,4 +1,4 @@
-"""The `plait` command: serve a model, and in a checkout run its tests.
+"""The `plait` command: serve a model, chat with it, measure it; in a checkout run its tests.
 
 `./plait` in a checkout prepares an environment and runs this inside; an installed Plait runs it as
 it is. It knows the commands' names; what each takes and does is its own module's business.

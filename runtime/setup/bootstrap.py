@@ -25,15 +25,21 @@ ROOT = Path(__file__).resolve().parents[2]
 USAGE = """\
 Usage: ./plait [--python PROGRAM] COMMAND [ARGUMENTS]
 
-  serve   serve a model over the OpenAI API (`./plait serve --help` for its options)
-  test    run the test suite; arguments go to pytest
-  run     run any program in the prepared environment: ./plait run python -m perf.bench_scheduler
+  serve      serve a model over the OpenAI API
+  capacity   report what this machine's GPUs can carry; loads nothing
+  chat       chat with a model in the terminal
+  bench      measure a server by its answers
+  test       run the test suite; arguments go to pytest
+  run        run any program in the prepared environment: ./plait run python FILE
+
+`./plait COMMAND --help` tells the options of the first four.
 
 The first command prepares an interpreter, the locked packages and a small model in the user's cache
 folder, and says what it does; later ones start at once. --python (or PLAIT_PYTHON) names the
 interpreter to use instead of the best one to be had.
 """
-_COMMANDS = ("serve", "test", "run")
+COMMANDS = ("serve", "capacity", "chat", "bench", "test", "run")
+_WITH_TEST_PACKAGES = ("test", "run")
 
 
 def main(arguments: list[str]) -> int:
@@ -53,19 +59,28 @@ def _main(arguments: list[str]) -> int:
     words = list(arguments)
     if words and words[0].startswith("--python"):
         option, _, python = words.pop(0).partition("=")
-        if option != "--python" or not (python or words):
-            print(USAGE, file=sys.stderr)
-            return 2
+        if option != "--python":
+            return _misused(f"no such option: {option}")
+        if not (python or words):
+            return _misused("--python: the name of a program is missing")
         python = python or words.pop(0)
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
     command, *rest = words
-    if command not in _COMMANDS or (command == "run" and not rest):
-        print(USAGE, file=sys.stderr)
-        return 2
-    environment = prepare(Cache.of_user(os.environ), python, tests=command != "serve")
-    become(environment, [command, *rest], os.environ)
+    if command not in COMMANDS:
+        kind = "option" if command.startswith("-") else "command"
+        return _misused(f"no such {kind}: {command}")
+    if command == "run" and not rest:
+        return _misused("run: the program is missing")
+    tests = command in _WITH_TEST_PACKAGES
+    become(prepare(Cache.of_user(os.environ), python, tests=tests), words, os.environ)
+
+
+def _misused(reason: str) -> int:
+    print(USAGE, file=sys.stderr)
+    say(f"error: {reason}")
+    return 2
 
 
 def prepare(cache: Cache, python: str | None, *, tests: bool) -> Environment:

@@ -67,13 +67,33 @@ def test_help_needs_no_preparation(
     assert "serve" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["srve"], ["run"], ["--python"], ["--pythonx", "serve"]])
-def test_what_it_does_not_know_is_answered_with_the_usage(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["srve"], "no such command: srve"),
+        (["--verbose", "serve"], "no such option: --verbose"),
+        (["run"], "run: the program is missing"),
+        (["--python"], "--python: the name of a program is missing"),
+        (["--pythonx", "serve"], "no such option: --pythonx"),
+    ],
+)
+def test_what_it_does_not_know_is_answered_with_the_usage_and_the_reason(
+    arguments: list[str],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bootstrap, "prepare", refuse)
     assert bootstrap.main(arguments) == 2
-    assert capsys.readouterr().err.startswith("Usage:")
+    shown = capsys.readouterr().err
+    assert shown.startswith("Usage:")
+    assert shown.endswith(f"plait: error: {reason}\n")
+
+
+def test_it_has_every_command_and_names_it_in_its_usage() -> None:
+    assert sorted(bootstrap.COMMANDS) == sorted(cli.commands.commands)
+    for name in bootstrap.COMMANDS:
+        assert f"\n  {name}  " in bootstrap.USAGE
 
 
 def test_it_becomes_the_command_in_the_environment(
