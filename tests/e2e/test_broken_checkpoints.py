@@ -26,6 +26,6 @@ def test_a_file_that_is_cut_off(
     with serving_model(folder) as server:
         assert server.process.wait(START_S) == 1
         lines = server.all_said().splitlines()
-    (line,) = (line for line in lines if "cannot be" in line)
+    (line,) = (line for line in lines if "CRITICAL" in line)
     assert f"the model cannot be loaded: {folder}/{told}" in line
     assert not any("Traceback" in line for line in lines)
