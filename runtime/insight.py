@@ -128,7 +128,7 @@ class ServerInsight:
             latency=latency,
             load=self._load(stats, log),
             kv=None if stats is None else _kv_tier(stats),
-            host_kv=None,
+            host_kv=None if stats is None else _host_tier(stats),
             steps=None if stats is None else _steps(stats, sample, now_s),
             gpus=() if sample is None else sample.gpus.gpus,
             memory_available_bytes=None if sample is None else sample.host.memory_available_bytes,
@@ -172,6 +172,19 @@ def _kv_tier(stats: EngineStats) -> Tier:
         used_tokens=(stats.total_pages - free - cached) * page,
         cached_tokens=cached * page,
         free_tokens=free * page,
+    )
+
+
+def _host_tier(stats: EngineStats) -> Tier | None:
+    """Likewise of the host's memory, of which no request holds any; None: there is no such tier."""
+    page, host = stats.page_size, stats.host
+    if not host.capacity:
+        return None
+    return Tier(
+        total_tokens=host.capacity * page,
+        used_tokens=0,
+        cached_tokens=host.cached * page,
+        free_tokens=(host.capacity - host.cached) * page,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from runtime.capacity.gpu import Gpu
 
 WINDOW_S: Final = 10.0
+MOST_REQUESTS: Final = 256  # of `Live.requests`
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,3 @@ class Live:
     memory_available_bytes: int | None  # of the host
     warnings: tuple[Warned, ...]
     requests: tuple[RunningRequest, ...]  # the oldest first, at most MOST_REQUESTS
-
-
-MOST_REQUESTS: Final = 256

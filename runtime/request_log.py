@@ -42,7 +42,7 @@ _HISTOGRAMS: Final = (
     "ttft", "itl", "token_time", "queue", "prefill", "decode", "front_end", "e2e", "prompt_sizes",
     "output_sizes", "max_tokens", "choices",
 )  # fmt: skip
-_COUNTS: Final = ("prompt_tokens", "cached_tokens", "output_tokens")
+_COUNTS: Final = ("prompt_tokens", "cached_tokens", "host_tokens", "output_tokens")
 _RECENT: Final = ("_recent_ttft", "_recent_itl", "_recent_queue", "_recent_e2e")
 _FINISH_NAMES: Final = {each: each.name.lower() for each in Finish}
 
@@ -55,8 +55,8 @@ class Tracked:
 
     __slots__ = (
         *("begun_s", "cached_tokens", "encoded_s", "finish", "first_s", "id", "last_s"),
-        *("max_tokens", "output_tokens", "prompt_tokens", "queued_s", "received_s", "sent_first_s"),
-        *("sent_s", "submitted_s", "trace"),
+        *("max_tokens", "output_tokens", "prompt_tokens", "queued_s", "received_s", "sent_s"),
+        *("submitted_s", "trace"),
     )
 
     def __init__(
@@ -70,8 +70,7 @@ class Tracked:
         self.begun_s: float | None = None
         self.first_s: float | None = None  # the engine had its first token
         self.last_s = 0.0  # likewise the last so far
-        self.sent_first_s = 0.0  # its first token left for the client
-        self.sent_s = 0.0  # likewise the last so far
+        self.sent_s = 0.0  # the last so far left for the client
         self.prompt_tokens: int | None = None
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -120,9 +119,9 @@ class RequestLog:
         self.choices = Histogram(SIZE_BOUNDS)
         self.prompt_tokens = 0  # of requests that got their first token
         self.cached_tokens = 0
+        self.host_tokens = 0  # of the cached ones, from host memory
         self.output_tokens = 0
         self.finished: Counter[str] = Counter()  # by reason
-        self.refused: Counter[str] = Counter()  # by code
         self._recent_ttft, self._recent_itl = Recent(), Recent()
         self._recent_queue, self._recent_e2e = Recent(), Recent()
         self._per_second = PerSecond(4)
@@ -134,7 +133,6 @@ class RequestLog:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.finished.update(dict(other.finished))
-        self.refused.update(dict(other.refused))
         for name in _RECENT:
             getattr(self, name).add_all(getattr(other, name))
         self._per_second.add_all(other._per_second)
@@ -161,10 +159,9 @@ class RequestLog:
         if tracked is not None:
             tracked.prompt_tokens, tracked.encoded_s = prompt_tokens, encoded_s
 
-    def refuse(self, request_id: int, code: str | None) -> None:
-        """It goes no further."""
-        if self.alive.pop(request_id, None) is not None:
-            self.refused[code or "other"] += 1
+    def refuse(self, request_id: int) -> None:
+        """It goes no further; its trace tells why, and counts it."""
+        self.alive.pop(request_id, None)
 
     def start(self, begun: Begun) -> None:
         """The engine's word of a request whose first delta comes next; its acceptance may come
@@ -209,11 +206,12 @@ class RequestLog:
         self.alive.clear()
 
     def _first(self, tracked: Tracked, delta: Delta, made_s: float, now_s: float) -> None:
-        tracked.first_s, tracked.sent_first_s = made_s, now_s
+        tracked.first_s = made_s
         tracked.cached_tokens = delta.cached_tokens
         prompt_tokens = tracked.prompt_tokens or 0
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += delta.cached_tokens
+        self.host_tokens += delta.host_tokens
         self._per_second.add(now_s, 0, prompt_tokens, delta.cached_tokens, 0)
         ttft_s = now_s - tracked.received_s
         self.ttft.observe(ttft_s)

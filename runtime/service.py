@@ -196,7 +196,7 @@ class ThreadedService:
                 if route.abort_wanted and not route.finished:
                     self._send(self._rings.aborts, route.id)
             else:
-                self._requests.refuse(route.id, verdict.code)
+                self._requests.refuse(route.id)
                 route.refuse(
                     Rejected(
                         verdict.status, verdict.message, param=verdict.param, code=verdict.code

@@ -106,12 +106,16 @@ def _load(to: Families, live: Live) -> None:
             "kv_used_ratio", "Share of the KV pool that running requests hold.", used,
             vllm="kv_cache_usage_perc",
         )  # fmt: skip
+        tiers = {"device": kv} if live.host_kv is None else {"device": kv, "host": live.host_kv}
         to.gauges(
-            "kv_tokens", "Tokens in the KV pool, by what holds them.",
+            "kv_tokens", "Tokens in each tier of the cache of keys and values, by what holds them.",
             [
-                ({"tier": "device", "state": "used"}, kv.used_tokens),
-                ({"tier": "device", "state": "cached"}, kv.cached_tokens),
-                ({"tier": "device", "state": "free"}, kv.free_tokens),
+                ({"tier": name, "state": state}, tokens)
+                for name, tier in tiers.items()
+                for state, tokens in (
+                    ("used", tier.used_tokens), ("cached", tier.cached_tokens),
+                    ("free", tier.free_tokens),
+                )
             ],
         )  # fmt: skip
 
@@ -130,7 +134,10 @@ def _requests(to: Families, log: RequestLog) -> None:
     )  # fmt: skip
     to.counters(
         "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.",
-        [({"tier": "device"}, log.cached_tokens)],
+        [
+            ({"tier": "device"}, log.cached_tokens - log.host_tokens),
+            ({"tier": "host"}, log.host_tokens),
+        ],
     )  # fmt: skip
     to.theirs_counter(
         "prefix_cache_hits", "Prompt tokens found in the prefix cache.", log.cached_tokens

@@ -28,14 +28,14 @@ def test_the_sum_says_what_one_log_would_have_said() -> None:
     for number, at_s in ((20, 104.1), (21, 104.0), (22, 104.2)):
         for log in (logs[number % 3], one):
             log.open([number], [PARAMS], None, at_s)
-    logs[1].refuse(22, "queue_full")
-    one.refuse(22, "queue_full")
+    logs[1].refuse(22)
+    one.refuse(22)
     merged = merged_logs(logs)
     for name in ("ttft", "queue", "prefill", "e2e", "output_sizes", "max_tokens", "choices"):
         got, wanted = getattr(merged, name), getattr(one, name)
         assert got.counts == wanted.counts and abs(got.total - wanted.total) < 1e-9
     assert merged.output_tokens == one.output_tokens == sum(range(1, 13))
-    assert (merged.finished, merged.refused) == (one.finished, one.refused)
+    assert merged.finished == one.finished
     assert merged.latency(105.0) == one.latency(105.0)
     assert merged.throughput(105.0) == one.throughput(105.0)
     assert list(merged.alive) == [21, 20]  # the oldest first

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.request import Delta, Finish, SamplingParams
 from httpd.traces import Traces
-from runtime.live import Latency, Live, Load, Quantiles, Throughput
+from runtime.live import Latency, Live, Load, Quantiles, Throughput, Tier
 from runtime.messages import Begun
 from runtime.metrics.scrape import Sources, exposition
 from runtime.request_log import RequestLog
@@ -210,6 +211,21 @@ def test_labels_are_escaped_and_gpus_told() -> None:
     assert told("plait_gpu_power_watts", gpu="0") == 512.5
     assert told("plait_gpu_throttled", gpu="0") == 1
     assert told("plait_ring_depth", ring="deltas") == 3
+
+
+def test_both_tiers_of_the_cache_are_told() -> None:
+    log = RequestLog()
+    log.open((1,), (SamplingParams(max_new_tokens=9),), None, 0.0)
+    log.start(Begun(1, 500, 0.0, 0.0))
+    log.take([Delta(1, "x", (1,), Finish.NONE, 1, 320, host_tokens=64)], 1.0, 1.0)
+    live = replace(live_now(), kv=Tier(1000, 400, 300, 300), host_kv=Tier(8000, 0, 2000, 6000))
+    told = Metrics(exposition(sources(log), live).decode())
+    assert told("plait_kv_tokens", tier="device", state="cached") == 300
+    assert told("plait_kv_tokens", tier="host", state="cached") == 2000
+    assert told("plait_kv_tokens", tier="host") == 8000
+    assert told("plait_prefix_cache_hit_tokens_total", tier="device") == 256
+    assert told("plait_prefix_cache_hit_tokens_total", tier="host") == 64
+    assert told("vllm:prefix_cache_hits_total") == 320
 
 
 def test_a_scrape_takes_no_longer_with_many_requests() -> None:

@@ -53,12 +53,11 @@ def test_who_ends_without_a_token_is_counted_and_not_measured() -> None:
     log = RequestLog()
     log.open((1, 2, 3), (PARAMS,) * 3, None, 0.0)
     log.take([Delta(1, "", (), Finish.ABORT, 0, 0)], 1.0, 1.0)
-    log.refuse(2, "context_length_exceeded")
-    log.refuse(2, "context_length_exceeded")
-    log.refuse(3, None)
+    log.refuse(2)
+    log.refuse(2)
+    log.refuse(3)
     log.take([delta(9, 1)], 1.0, 1.0)  # of nobody
     assert not log.alive and log.finished == {"abort": 1}
-    assert log.refused == {"context_length_exceeded": 1, "other": 1}
     assert count(log.e2e) == count(log.ttft) == log.output_tokens == 0
     assert (count(log.choices), log.choices.total) == (1, 3.0)
 
