@@ -5,7 +5,6 @@ RST_STREAM, so that the server works on, for nobody. Load that leaves must be se
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from typing import Final, cast
 
@@ -15,6 +14,8 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import httpx
+
+from client.certificates import tls_for
 
 WINDOW_BYTES: Final = 1 << 24  # never a reason to wait: what comes is read at once
 
@@ -183,7 +184,7 @@ class Http2Transport(httpx.AsyncBaseTransport):
 async def _open(url: httpx.URL) -> _Connection:
     context = None
     if url.scheme == "https":
-        context = ssl._create_unverified_context()
+        context = tls_for(url)
         context.set_alpn_protocols(["h2"])
     port = url.port or (443 if context else 80)
     try:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import httpx
 
+from client.certificates import tls_for
 from client.http2 import Http2Transport
 
 KEY_VARIABLES: Final = ("PLAIT_API_KEY", "OPENAI_API_KEY")
@@ -43,22 +44,21 @@ def headers_of(key: str | None) -> dict[str, str]:
 
 
 def new_client(target: Target) -> httpx.AsyncClient:
-    """A client without limits of its own; over HTTP/2 all requests share a connection.
-
-    Certificates are not checked: what is measured is a server of one's own.
-    """
+    """A client without limits of its own; over HTTP/2 all requests share a connection."""
     transport = Http2Transport() if target.http2 else None
     limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(
-        base_url=target.url, transport=transport, limits=limits, timeout=None, verify=False,
-        headers=headers_of(target.key),
+        base_url=target.url, transport=transport, limits=limits, timeout=None,
+        verify=tls_for(target.url), headers=headers_of(target.key),
     )  # fmt: skip
 
 
 def ask_json(url: str, path: str, key: str | None) -> Any:
     """What a GET answers. Raises NoServer."""
     try:
-        answer = httpx.get(f"{url}{path}", headers=headers_of(key), timeout=_ASK_S, verify=False)
+        answer = httpx.get(
+            f"{url}{path}", headers=headers_of(key), timeout=_ASK_S, verify=tls_for(url)
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoServer(f"{url} does not answer: {error}") from error
     if answer.status_code == 401:

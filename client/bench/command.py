@@ -170,7 +170,7 @@ def _report(
     }  # fmt: skip
     if json_out is not None:
         write_record(json_out, samples=samples, **record)
-        print(json_out)
+        click.echo(json_out)
     return record
 
 
@@ -205,7 +205,7 @@ def _compare(paths: tuple[Path, ...], plots: Path | None) -> None:
         records = [read_record(path) for path in paths]
     except NoRecord as error:
         raise click.UsageError(str(error)) from error
-    print(markdown_of(records))
+    click.echo(markdown_of(records))
     if any(record["workload"] != records[0]["workload"] for record in records):
         click.echo("warning: these runs were not of the same workload", err=True)
     if plots is not None:
@@ -215,6 +215,6 @@ def _compare(paths: tuple[Path, ...], plots: Path | None) -> None:
 def _draw(records: list[dict[str, Any]], folder: Path) -> None:
     try:
         for path in draw(records, folder):
-            print(path)
+            click.echo(path)
     except NoMatplotlib as error:
         raise click.ClickException(str(error)) from error

@@ -12,17 +12,15 @@ Knows no statistics.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from client.bench.workload import History, Sampling, Session, Turn
+from client.bench.workload import CountTokens, History, Sampling, Session, Turn
 from client.events import EventReader, StreamError, text_of
 from client.target import Target, new_client
-
-CountTokens = Callable[[str], int]
 
 
 @dataclass(frozen=True, slots=True)

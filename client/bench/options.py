@@ -7,11 +7,11 @@ from typing import Any, Final, Generic, TypeVar
 import click
 
 from client.bench.arrivals import faster, poisson
-from client.bench.datasets.files import CountTokens, agents, sharegpt, trace
+from client.bench.datasets.files import agents, sharegpt, trace
 from client.bench.datasets.prompts import PromptMaker
 from client.bench.datasets.records import BadFile
 from client.bench.datasets.synthetic import random_lengths, shared_prefix
-from client.bench.workload import Session
+from client.bench.workload import CountTokens, Session
 
 DATASETS: Final = ("random", "shared-prefix", "sharegpt", "agents", "trace")
 _WITH_FILE: Final = DATASETS[2:]

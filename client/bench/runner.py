@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from client.bench.load import Asking, LoadThread, Sample
 from client.bench.workload import Session, turns_in
@@ -62,7 +69,7 @@ def _progress(console: Console) -> Progress:
     )  # fmt: skip
 
 
-def _show(progress: Progress, bar: "object", loads: Sequence[LoadThread]) -> None:
+def _show(progress: Progress, bar: TaskID, loads: Sequence[LoadThread]) -> None:
     ended = [sample for load in loads for sample in tuple(load.samples)]
     failed = sum(sample.error is not None for sample in ended)
-    progress.update(bar, completed=len(ended), failed=f"{failed} failed" if failed else "")  # type: ignore[arg-type]
+    progress.update(bar, completed=len(ended), failed=f"{failed} failed" if failed else "")

@@ -42,7 +42,7 @@ def _counts(figures: Mapping[str, Any]) -> Table:
 
 
 def _times(figures: Mapping[str, Any]) -> Table:
-    table = Table("ms", *({"header": name, "justify": "right"}["header"] for name in _SHOWN))
+    table = Table("ms", *_SHOWN)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, key in _TIMES:

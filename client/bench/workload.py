@@ -5,12 +5,14 @@ before: what a chat or an agent does, and what a prefix cache is for. Most workl
 one turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+
+CountTokens = Callable[[str], int]  # of a text
 
 
 @dataclass(frozen=True, slots=True)

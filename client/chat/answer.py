@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from client.certificates import tls_for
 from client.events import EventReader, StreamError, reasoning_of
 from client.target import Target, headers_of
 
@@ -43,7 +44,7 @@ class Answer:
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
             with (
-                httpx.Client(timeout=timeout, verify=False) as client,
+                httpx.Client(timeout=timeout, verify=tls_for(self._target.url)) as client,
                 client.stream(
                     "POST", f"{self._target.url}{_PATH}", json=self._body,
                     headers=headers_of(self._target.key),

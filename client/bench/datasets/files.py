@@ -1,15 +1,12 @@
 """Workloads from files: ShareGPT's conversations, agents' sessions, and traces with times."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from client.bench.datasets.prompts import PromptMaker, joined
 from client.bench.datasets.records import BadFile, number_of, read_records, text_in
-from client.bench.workload import Session, Turn
-
-CountTokens = Callable[[str], int]
+from client.bench.workload import CountTokens, Session, Turn
 
 _BLOCK: Final = 512  # tokens that one id of a trace's `hash_ids` stands for
 _ASKING: Final = frozenset({"human", "user"})
