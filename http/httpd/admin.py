@@ -14,10 +14,11 @@ from starlette.routing import Route, request_response
 from httpd.auth import Access, AdminOnly
 from httpd.body import read_body
 from httpd.errors import invalid, wrong_type
+from httpd.json_answer import json_answer
 from httpd.running import Running
 from httpd.service import Rejected
 from httpd.strict_json import parse_object
-from httpd.text import json_bytes, shown
+from httpd.text import shown
 
 STEPS: Final = 100  # told of where the request does not say how many
 
@@ -67,7 +68,7 @@ def admin_routes(control: Control, access: Access, body_timeout_s: float) -> lis
     """The routes over `control`."""
 
     async def flush_cache(_request: Request) -> Response:
-        return _json({"freed_pages": await control.flush_cache()})
+        return json_answer({"freed_pages": await control.flush_cache()})
 
     async def abort(request: Request) -> Response:
         body = await read_body(request.receive, body_timeout_s)
@@ -78,7 +79,7 @@ def admin_routes(control: Control, access: Access, body_timeout_s: float) -> lis
         if response_id is not None and not aborted:
             message = f"No response {shown(response_id)} is being made."
             raise Rejected(404, message, param="id", code="response_not_found")
-        return _json({"aborted": aborted})
+        return json_answer({"aborted": aborted})
 
     async def read_steps(request: Request) -> Response:
         lines = await control.read_steps(_how_many(request.query_params.get("last")))
@@ -88,7 +89,7 @@ def admin_routes(control: Control, access: Access, body_timeout_s: float) -> lis
         return Response(control.stacks(), media_type="text/plain")
 
     async def cache(_request: Request) -> Response:
-        return _json(await control.outline_cache())
+        return json_answer(await control.outline_cache())
 
     acts = (
         ("/flush_cache", flush_cache), ("/abort", abort), ("/debug/steps", read_steps),
@@ -128,7 +129,3 @@ def _which(asked: dict[str, Any]) -> str | None:
         message = "Give either 'id', of a response that is being made, or 'all': true."
         raise invalid(message, "id", "missing_required_parameter")
     return response_id
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(json_bytes(value), media_type="application/json")

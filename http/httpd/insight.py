@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from httpd.json_answer import json_answer
 from httpd.service import Rejected
-from httpd.text import json_bytes, shown
+from httpd.text import shown
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text format
 
@@ -45,10 +46,10 @@ def insight_routes(insight: Insight) -> list[Route]:
     """The routes over `insight`."""
 
     async def capacity(_request: Request) -> Response:
-        return _json(await insight.capacity())
+        return json_answer(await insight.capacity())
 
     async def live(_request: Request) -> Response:
-        return _json(insight.live())
+        return json_answer(insight.live())
 
     async def metrics(_request: Request) -> Response:
         return Response(await insight.metrics(), media_type=METRICS_TYPE)
@@ -59,7 +60,7 @@ def insight_routes(insight: Insight) -> list[Route]:
         if told is None:
             message = f"Nothing is known of a request {shown(request_id)}, or no longer."
             raise Rejected(404, message, param="id", code="request_not_found")
-        return _json(told)
+        return json_answer(told)
 
     return [
         Route("/capacity", capacity, methods=["GET"]),
@@ -67,7 +68,3 @@ def insight_routes(insight: Insight) -> list[Route]:
         Route("/metrics", metrics, methods=["GET"]),
         Route("/debug/requests/{id:path}", timeline, methods=["GET"]),
     ]
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(json_bytes(value), media_type="application/json")

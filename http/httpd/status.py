@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from httpd.errors import not_ready, unknown_model
+from httpd.json_answer import json_answer
 from httpd.service import ModelCard, Service, State
-from httpd.text import json_bytes
 
 
 def status_routes(service: Service, version: str) -> list[Route]:
@@ -25,23 +25,23 @@ def status_routes(service: Service, version: str) -> list[Route]:
             "version": version,
             "occupancy": None if occupancy is None else dataclasses.asdict(occupancy),
         }
-        return _json(told, 503 if state is State.FAILED else 200)
+        return json_answer(told, 503 if state is State.FAILED else 200)
 
     async def ready(_request: Request) -> Response:
         ready_model(service)
-        return _json({"state": State.READY.value})
+        return json_answer({"state": State.READY.value})
 
     async def version_of(_request: Request) -> Response:
-        return _json({"version": version})
+        return json_answer({"version": version})
 
     async def models(_request: Request) -> Response:
-        return _json({"object": "list", "data": [_model_object(ready_model(service))]})
+        return json_answer({"object": "list", "data": [_model_object(ready_model(service))]})
 
     async def model(request: Request) -> Response:
         card = ready_model(service)
         if request.path_params["id"] != card.id:
             raise unknown_model(request.path_params["id"])
-        return _json(_model_object(card))
+        return json_answer(_model_object(card))
 
     return [
         Route("/health", health, methods=["GET"]),
@@ -69,7 +69,3 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
         "root": card.id,
         "max_model_len": card.max_model_len,
     }
-
-
-def _json(value: dict[str, Any], status: int = 200) -> Response:
-    return Response(json_bytes(value), status, media_type="application/json")

@@ -20,11 +20,12 @@ from httpd.completions import read_token_ids
 from httpd.conversation import check_model, check_name
 from httpd.errors import MESSAGES_PATH, invalid
 from httpd.fields import Body, ChatFields, read_fields
+from httpd.json_answer import json_answer
 from httpd.service import ModelCard, Service
 from httpd.settings import HttpSettings
 from httpd.status import ready_model
 from httpd.strict_json import parse_object
-from httpd.text import json_bytes, well_formed
+from httpd.text import well_formed
 
 MAX_IDS: Final = 1 << 20  # to decode at once: a second or two, and megabytes of text
 
@@ -89,7 +90,7 @@ def _json_route(
         if body is None:
             return Response()  # to nobody
         asked = await parsed(parse, body, ready_model(service))
-        return Response(json_bytes(await answer(asked)), media_type="application/json")
+        return json_answer(await answer(asked))
 
     return Route(path, handle, methods=["POST"])
 
