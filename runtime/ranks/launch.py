@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from runtime.ranks.rank import LOOPBACK
+
 # torchrun's handlers would end the job; this one is left to it, for a quick end with all stacks.
 _TORCHRUNS_SIGNAL: Final = "SIGQUIT"
 
@@ -39,7 +41,7 @@ def run_ranks(size: int, environ: Mapping[str, str]) -> int:
             rdzv_backend="c10d",
             rdzv_endpoint=str(Path(folder) / "rendezvous"),
             rdzv_configs={"store_type": "file"},
-            local_addr="127.0.0.1",
+            local_addr=LOOPBACK,
             max_restarts=0,
             signals_to_handle=_TORCHRUNS_SIGNAL,
         )

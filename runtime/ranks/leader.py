@@ -20,13 +20,12 @@ from runtime.inbox import Wakeup
 from runtime.lifecycle import Failure, Lifecycle
 from runtime.ranks.facts import Facts, difference
 from runtime.ranks.links import Link, LinkClosed, RanksError, StepSender, await_ranks
-from runtime.ranks.rank import Rank
+from runtime.ranks.rank import LOOPBACK, Rank
 from runtime.ranks.watch import Watched
 from runtime.worker import TICK_S, Pulse
 
 log = logging.getLogger(__name__)
 
-LOOPBACK: Final = "127.0.0.1"
 MEET_S: Final = 60.0  # for all processes to start, on a busy machine
 _FACTS_S: Final = 30.0
 _CLEAN_END_S: Final = 9.0  # for the others to end once they were told

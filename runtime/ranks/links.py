@@ -45,8 +45,8 @@ class LinkClosed(Exception):
     """The other end is gone."""
 
 
-class Peer:
-    """The process at the other end. Safe from any thread: nothing changes."""
+class RankProcess:
+    """The process at the other end of a link. Safe from any thread: nothing changes."""
 
     def __init__(self, rank: int, pid: int) -> None:
         self.rank, self.pid = rank, pid
@@ -79,7 +79,7 @@ class Peer:
 class Link:
     """Lines of JSON to and from one peer. Owned by one thread."""
 
-    def __init__(self, peer: Peer, connection: socket.socket) -> None:
+    def __init__(self, peer: RankProcess, connection: socket.socket) -> None:
         self.peer = peer
         self._socket = connection
         self._pending = b""  # of a line
@@ -244,7 +244,7 @@ def meet_rank_0(job: str, rank: int, timeout_s: float) -> tuple[Link, StepReceiv
         connection = _connected(job, deadline)
         connection.sendall(json.dumps([kind, rank]).encode() + b"\n")
         connections.append(connection)
-    peer = Peer(0, _process_of(connections[0]))
+    peer = RankProcess(0, _process_of(connections[0]))
     return Link(peer, connections[0]), StepReceiver(connections[1])
 
 
@@ -265,7 +265,7 @@ def _connected(job: str, deadline: float) -> socket.socket:
             time.sleep(_RETRY_S)
 
 
-def _greeted(connection: socket.socket, size: int) -> tuple[str, Peer]:
+def _greeted(connection: socket.socket, size: int) -> tuple[str, RankProcess]:
     """What the other end says it is."""
     process = _process_of(connection)
     connection.settimeout(5.0)  # the greeting was sent right behind the connection
@@ -279,7 +279,7 @@ def _greeted(connection: socket.socket, size: int) -> tuple[str, Peer]:
         raise RanksError(f"process {process} is no rank of this job: {said!r}") from error
     if kind not in ("control", "steps") or rank not in range(1, size):
         raise RanksError(f"process {process} is no rank of this job: {said!r}")
-    return kind, Peer(rank, process)
+    return kind, RankProcess(rank, process)
 
 
 def _process_of(connection: socket.socket) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_RANKS: Final = 64
+LOOPBACK: Final = "127.0.0.1"  # all that ranks listen on
 
 
 @dataclass(frozen=True, slots=True)

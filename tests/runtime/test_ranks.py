@@ -23,7 +23,7 @@ from runtime.ranks.facts import difference, facts_of, fingerprint
 from runtime.ranks.links import (
     Link,
     LinkClosed,
-    Peer,
+    RankProcess,
     RanksError,
     StepReceiver,
     StepSender,
@@ -177,7 +177,7 @@ def test_another_users_process_is_turned_away(
 
 def test_lines_arrive_whole_however_they_are_cut() -> None:
     ours, theirs = socket.socketpair()
-    link = Link(Peer(1, os.getpid()), theirs)
+    link = Link(RankProcess(1, os.getpid()), theirs)
     assert link.receive() == []
     whole = json.dumps({"failed": "é" * 50}).encode() + b"\n" + json.dumps(BEAT).encode() + b"\n"
     messages = []
@@ -194,7 +194,7 @@ def test_lines_arrive_whole_however_they_are_cut() -> None:
 def test_an_answer_may_come_together_with_the_first_beat() -> None:
     """A rank that is slow to look finds both."""
     ours, theirs = socket.socketpair()
-    link = Link(Peer(0, os.getpid()), theirs)
+    link = Link(RankProcess(0, os.getpid()), theirs)
     with pytest.raises(RanksError, match=r"rank 0 \(process \d+\) has said nothing for 0.01 s"):
         link.wait(0.01)
     for message in ({"store_port": 5}, BEAT, {"end": 0}):
@@ -223,7 +223,7 @@ class Clock:
 def watched(process: subprocess.Popen[bytes]) -> tuple[Watched, socket.socket, Clock]:
     ours, theirs = socket.socketpair()
     clock = Clock()
-    return Watched(Link(Peer(1, process.pid), ours), clock), theirs, clock
+    return Watched(Link(RankProcess(1, process.pid), ours), clock), theirs, clock
 
 
 def test_a_rank_that_speaks_is_left_alone(child: subprocess.Popen[bytes]) -> None:
