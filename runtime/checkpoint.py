@@ -14,14 +14,7 @@ def find_checkpoint(model: str | None) -> Path:
 
     Raises ValueError where there is no such model.
     """
-    if model is None:
-        return _default_model()
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if _HUB_NAME.fullmatch(model) and not folder.exists():
-        return _download(model)
-    raise ValueError(f"model is {model}; it must be a folder or a name like org/model")
+    return _default_model() if model is None else _find(model, _WANTED)
 
 
 def find_config(model: str) -> Path:
@@ -29,11 +22,15 @@ def find_config(model: str) -> Path:
 
     Raises ValueError where there is no such model.
     """
+    return _find(model, ("config.json",))
+
+
+def _find(model: str, wanted: Sequence[str]) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
     if _HUB_NAME.fullmatch(model) and not folder.exists():
-        return _download(model, ("config.json",))
+        return _download(model, wanted)
     raise ValueError(f"model is {model}; it must be a folder or a name like org/model")
 
 
@@ -44,7 +41,7 @@ def _default_model() -> Path:
     return prepare_default()
 
 
-def _download(name: str, wanted: Sequence[str] = _WANTED) -> Path:
+def _download(name: str, wanted: Sequence[str]) -> Path:
     # Heavy, and of no use without a network.
     from huggingface_hub import snapshot_download
 

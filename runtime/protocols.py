@@ -29,7 +29,8 @@ class Protocols(ProtocolWrapper):
         look: Callable[[], Peer],
         *made_with: Any,
     ) -> None:
-        """alpn             what TLS agreed on; else the client's preface may say HTTP/2
+        """
+        alpn             what TLS agreed on; else the client's preface may say HTTP/2
         stall_timeout_s  for the client of an HTTP/2 stream to take what is sent
         turns            to work on input in
         look             says what the client does, as far as can be seen without reading

@@ -131,10 +131,11 @@ _PATH: Final = click.Path(path_type=Path)
 @option("--tls-cert", "PEM file: serve HTTPS, with HTTP/2 by ALPN.", type=_PATH)
 @option("--tls-key", "PEM file of the certificate's key.", type=_PATH)
 @click.option("--api-key-file", type=_PATH,
-              help="File of API keys, one a line: all but /health and /ready needs one.  "
+              help="File of API keys, one a line: all but /health, /ready and / needs one.  "
               "[more keys: environment variable PLAIT_API_KEYS]")  # fmt: skip
 @click.option("--admin-key-file", type=_PATH,
-              help="File of keys that open /flush_cache, /abort and /debug/steps, too.  "
+              help="File of keys that also open /flush_cache, /abort, /debug/steps and "
+              "/debug/stacks.  "
               "[more keys: environment variable PLAIT_ADMIN_KEYS]")  # fmt: skip
 @option("--cache-isolation", "Who shares computed prompts: none keeps nobody apart, key each "
         "API key; a request's cache_salt does besides.",

@@ -87,9 +87,7 @@ class Watch:
             yield f"throttled {number}", message, THROTTLED_S
         grown = _others_bytes(gpu) - _others_bytes(first)
         if grown >= GREW_BYTES:
-            names = ", ".join(
-                f"{p.pid} ({p.name or '?'})" for p in gpu.processes or () if not p.is_ours
-            )
+            names = ", ".join(f"{each.pid} ({each.name or '?'})" for each in _others(gpu))
             message = f"Other programs have taken {grown >> 20} MiB more of GPU {number}: {names}."
             yield f"memory_taken {number}", message, 0.0
         ecc, then = gpu.activity.ecc, first.activity.ecc
