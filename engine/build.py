@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -18,27 +17,25 @@ from engine.generation_config import eos_ids
 from engine.kv_cache import page_bytes
 from engine.limits import (
     COPIED_BYTES_A_STEP,
+    LEAST_CAPABILITY,
     asked_context,
-    asked_pages,
     check_settings,
     host_slots,
     longest_request,
     pool_budget,
     pool_pages,
 )
-from engine.load import load_model, outline, resolve_dtype
+from engine.load import load_model
 from engine.model_config import read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.prefix_cache import PrefixCache
+from engine.room import available_bytes, host_bytes, refuse_beyond_memory, refuse_uneven_memory
 from engine.scheduler import Scheduler
-from engine.sharding import Share, share_of
+from engine.sharding import share_of
 from engine.timeouts import Timeouts
 from engine.weights import Progress, no_progress
 from gpu_ops.collectives import RankGroup
-
-# What ranks on equal GPUs may differ by; beyond it, one GPU is not theirs alone.
-_MOST_UNEVEN_BYTES: Final = 2 << 30
 
 
 def build_engine(
@@ -72,8 +69,8 @@ def _load(config: EngineConfig, progress: Progress, group: RankGroup | None) -> 
     device = _resolve_device(config)
     share = share_of(shape) if group is None else share_of(shape, group.rank, group.size)
     if group is not None and device.type == "cuda":
-        _refuse_uneven_memory(group, device)
-    _refuse_beyond_memory(config, share, device)
+        refuse_uneven_memory(group, device)
+    refuse_beyond_memory(config, share, device)
     eos_ids(config.model)  # its files may be broken: better told now than after the weights
     _, model = load_model(
         config.model,
@@ -144,6 +141,8 @@ def _prefix_cache(config: EngineConfig, model: Decoder) -> PrefixCache:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
+    """What depends on the device."""
+
     executor: Executor
     max_model_len: int
 
@@ -155,7 +154,7 @@ def _built(config: EngineConfig, model: Decoder) -> _Built:
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
     ranks = _ranks(model.group)
     # The host tier takes its memory as it is filled.
-    available = max(0, _available_bytes() // ranks - _host_bytes(config))
+    available = max(0, available_bytes() // ranks - host_bytes(config))
     budget = pool_budget(config, available, on_cpu=True)
     pages = _pool_pages(config, model, budget)
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
@@ -178,15 +177,6 @@ def _ranks(group: RankGroup | None) -> int:
 
 def _host_slots(config: EngineConfig, model: Decoder) -> int:
     return host_slots(config, page_bytes(model.config, config.page_size, model.dtype))
-
-
-def _available_bytes() -> int:
-    """Memory that could be taken: what is free, and what files are merely cached in."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, value, *_ = line.split()
-        if name == "MemAvailable:":
-            return int(value) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
@@ -255,7 +245,7 @@ def _resolve_device(config: EngineConfig) -> torch.device:
 
 
 def _is_known_gpu(index: int = 0) -> bool:
-    return torch.cuda.get_device_capability(index) >= (9, 0)
+    return torch.cuda.get_device_capability(index) >= LEAST_CAPABILITY
 
 
 def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
@@ -265,57 +255,6 @@ def _pool_pages(config: EngineConfig, model: Decoder, budget_bytes: int) -> int:
         return pages
     own = torch.tensor([pages], dtype=torch.int64, device=model.device)
     return int(model.group.all_gather(own).min())  # waits until every rank has said its number
-
-
-def _refuse_uneven_memory(group: RankGroup, device: torch.device) -> None:
-    """Raises ModelError, on every rank, where one GPU has much less room than another."""
-    own = torch.tensor([torch.cuda.mem_get_info(device)[0]], dtype=torch.int64, device=device)
-    free = group.all_gather(own)
-    least, most = int(free.min()), int(free.max())
-    if most - least > _MOST_UNEVEN_BYTES:
-        raise ModelError(
-            f"the ranks' GPUs have between {least / 1e9:.1f} and {most / 1e9:.1f} GB free: "
-            "something else uses one of them"
-        )
-
-
-def _refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.device) -> None:
-    """Raises ModelError for a model that would fail half-way through loading, or be killed."""
-    shape = share.config
-    dtype = resolve_dtype(config.dtype, shape, device)
-    model = outline(share, dtype, asked_context(config, shape))
-    weights = sum(place.tensor.nbytes for place in model.destinations().values())
-    weights += model.cos_sin.nbytes
-    pages = 2 if config.max_kv_tokens is None else 1 + asked_pages(config)
-    pool = pages * page_bytes(shape, config.page_size, dtype)
-    on_cuda = device.type == "cuda"
-    # On a CPU the ranks share the machine's memory.
-    free = torch.cuda.mem_get_info(device)[0] if on_cuda else _available_bytes() // share.size
-    if weights + pool > free:
-        kept = f"{pool / 1e9:.1f} GB of keys and values"
-        if config.max_kv_tokens is not None:
-            kept += f" (max_kv_tokens is {config.max_kv_tokens})"
-        raise ModelError(
-            f"{config.model}: {weights / 1e9:.1f} GB of weights in {str(dtype).split('.')[-1]} and "
-            f"{kept} are needed, but {free / 1e9:.1f} GB of memory are free on {device}"
-        )
-    host_slots(config, page_bytes(shape, config.page_size, dtype))  # is it enough for a page?
-    _refuse_host_beyond_memory(config, share.size, beside=0 if on_cuda else weights + pool)
-
-
-def _refuse_host_beyond_memory(config: EngineConfig, ranks: int, *, beside: int) -> None:
-    """beside  bytes of the same memory that a rank's part of the model takes"""
-    host, free = _host_bytes(config), _available_bytes() // ranks
-    if host and host + beside > free:
-        model = f", and {beside / 1e9:.1f} GB for the model are needed" if beside else " are needed"
-        raise ModelError(
-            f"host_cache_gib is {config.host_cache_gib}: {host / 1e9:.1f} GB{model}, but "
-            f"{free / 1e9:.1f} GB of memory are free on the host"
-        )
-
-
-def _host_bytes(config: EngineConfig) -> int:
-    return int(config.host_cache_gib * 2**30)
 
 
 def _eos_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:

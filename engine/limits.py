@@ -1,6 +1,6 @@
 """What the settings and config.json decide about sizes, before anything is loaded.
 
-Knows neither torch nor the machine: how much memory is free is `build.py`'s to find out.
+Knows neither torch nor the machine: how much memory is free is `room.py`'s to find out.
 """
 
 from typing import Final
@@ -13,6 +13,7 @@ from engine.model_config import ModelConfig
 CPU_POOL_LIMIT_BYTES: Final = 4 << 30  # a CPU computes too slowly to fill more
 # Between device and host memory: 3 ms at 45 GB/s, so that no step has to wait for long.
 COPIED_BYTES_A_STEP: Final = 128 << 20
+LEAST_CAPABILITY: Final = (9, 0)  # of a GPU that the CUDA kernels are written for: an H100
 
 
 def check_settings(config: EngineConfig, model: ModelConfig) -> None:

@@ -27,7 +27,13 @@ from engine.footprint import (
     rope_bytes,
     workspace_bytes,
 )
-from engine.limits import asked_context, longest_request, pool_budget, pool_pages
+from engine.limits import (
+    LEAST_CAPABILITY,
+    asked_context,
+    longest_request,
+    pool_budget,
+    pool_pages,
+)
 from engine.model_config import ModelConfig
 from engine.sharding import Share, share_of
 from runtime.capacity.gpu import Gpu, Gpus
@@ -39,6 +45,7 @@ from runtime.capacity.report import (
     ModelSize,
     Split,
 )
+from runtime.capacity.visible import visible_gpus
 
 # What a process takes whatever its model: CUDA's context, the libraries' code and their buffers. On
 # an H200 (torch 2.11, CUDA 13.0): 902 MB before the first step, and 190 MB with it.
@@ -47,7 +54,6 @@ CONTEXT_BYTES: Final = 1 << 30
 # smaller than what a prefill leaves.
 GRAPH_LAYER_BYTES: Final = 100 << 10
 _GRAPHS: Final = 18  # of the sizes up to 256 rows: engine/forward.py
-_LEAST_CAPABILITY: Final = (9, 0)  # engine/build.py
 # Prompt and output tokens of public capacity tables.
 CELLS: Final = ((128, 128), (1024, 128), (128, 1024), (2048, 2048), (8192, 512))
 _BATCHES: Final = (1, 8, 32, 64, 128, 256, 512, 1024)
@@ -149,7 +155,7 @@ class _Sizes:
             context=context,
         )
         graphs = 0
-        if config.cuda_graph_max_rows and self.model.moe is None:
+        if config.cuda_graph_max_rows:
             graphs = _GRAPHS * self.model.layers * GRAPH_LAYER_BYTES
         return self._split(
             ranks,
@@ -244,28 +250,6 @@ class _Sizes:
         )  # fmt: skip
 
 
-def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; what it names wrongly ends the list, as
-    for CUDA itself. Numbers are taken as NVML counts: CUDA's own order, too, under
-    CUDA_DEVICE_ORDER=PCI_BUS_ID, and wherever all GPUs are of one kind."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return tuple(gpus)
-    found: list[Gpu] = []
-    for name in (each.strip() for each in named.split(",")):
-        gpu = next((g for g in gpus if name and _is_named(g, name)), None)
-        if gpu is None:
-            break
-        found.append(gpu)
-    return tuple(found)
-
-
-def _is_named(gpu: Gpu, name: str) -> bool:
-    if name.isdecimal():
-        return gpu.index == int(name)
-    return gpu.uuid is not None and gpu.uuid.startswith(name)
-
-
 def _used_gpus(device: str, gpus: Sequence[Gpu], notes: list[str]) -> list[Gpu]:
     """From the first that the model would run on; none: it runs on the CPU."""
     if device == "cpu":
@@ -276,7 +260,7 @@ def _used_gpus(device: str, gpus: Sequence[Gpu], notes: list[str]) -> list[Gpu]:
         notes.append("No GPU can be used: the model runs on the CPU.")
         return []
     capability = used[0].compute_capability
-    if capability is not None and capability < _LEAST_CAPABILITY:
+    if capability is not None and capability < LEAST_CAPABILITY:
         name = used[0].name or f"GPU {used[0].index}"
         notes.append(f"{name} is older than what the CUDA kernels need (9.0): on the CPU.")
         return []

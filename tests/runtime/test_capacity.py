@@ -17,11 +17,12 @@ from engine.footprint import kv_token_bytes, parameters
 from engine.model_config import parse_model_config
 from httpd.openapi_insight import INSIGHT
 from runtime.capacity import command
-from runtime.capacity.estimate import Asked, report_on, visible_gpus
+from runtime.capacity.estimate import Asked, report_on
 from runtime.capacity.host import multiplies_bfloat16, read_host
 from runtime.capacity.nvml import Nvml
 from runtime.capacity.report import Capacity, Host
 from runtime.capacity.table import show, summary
+from runtime.capacity.visible import visible_gpus
 from tests.fakes_insight import CAPACITY, LIVE, TIMELINE
 from tests.fakes_nvml import GIB, FakeNvml
 
