@@ -34,7 +34,8 @@ TORCH_FREE = (
     "stopping", "reasoning", "until_marker", "config", "rope", "model_config", "limits",
     "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
     "policies", "host_tier", "batch", "commit", "retraction", "timeouts", "step_cost",
-    "step_trace", "footprint", "request_times", "step_counters",
+    "step_trace", "footprint", "request_times", "step_counters", "sharding", "broadcast",
+    "bad_words", "preparation", "cache_outline",
     "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 
