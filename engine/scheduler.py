@@ -25,11 +25,11 @@ from engine.pages import PagePool
 from engine.plan import Draft, StepPlan
 from engine.policies import build_policy
 from engine.prefix_cache import PrefixCache
+from engine.pressure import Pressure
 from engine.request import FAILURES, Finish, Int32Array, Request, StepOutput
-from engine.retraction import Retraction, first_to_go, lost_tokens, preemptible, retractable
 from engine.rows import RowState
 from engine.step_cost import StepCost
-from engine.step_trace import Admitted, Refused, Retracted, StepTrace
+from engine.step_trace import Admitted, Refused, StepTrace
 from engine.timeouts import NO_TIMEOUTS, Timeouts
 from engine.waiting import OVERTAKINGS, Waiting, WaitingQueue
 
@@ -83,13 +83,14 @@ class Scheduler:
         self.batch = Batch(self.holdings, self.constraints)
         self._committer = Committer(self.holdings, self.batch, self.constraints)
         self.waiting = WaitingQueue(build_policy(policy, self.holdings, seed), overtakings)
-        self._preemption_threshold = preemption_threshold
         self._timeouts = timeouts
         self._target_itl_s = target_itl_s
         self._step_cost = StepCost()
         self.trace = StepTrace(trace_steps) if trace_steps else None
-        self._blocked: Waiting | None = None  # there was no room for it in the last plan
-        self.retractions = 0
+        self.pressure = Pressure(
+            self.holdings, self.batch, self.waiting, self.admission, self._committer, self.trace,
+            preemption_threshold,
+        )  # fmt: skip
         self._prefill_budget = prefill_budget or UNLIMITED
         self._launched_step = 0
 
@@ -140,6 +141,11 @@ class Scheduler:
     def running(self) -> int:
         return len(self.holdings.row_of)
 
+    @property
+    def retractions(self) -> int:
+        """Running requests that were sent back so far, for whatever reason."""
+        return self.pressure.retractions
+
     def request_ids(self, rows: Sequence[int]) -> tuple[int, ...]:
         """Whose these rows are."""
         return tuple(int(self._rows.request_ids[row]) for row in rows)
@@ -152,7 +158,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None where there is nothing that could be launched now."""
-        self._preempt()
+        self.pressure.preempt()
         draft = Draft()
         decode = self._plan_decode(draft)
         budget = self._budget_beside(len(decode))
@@ -194,7 +200,7 @@ class Scheduler:
         """Gives one page to each row of `short` for which there is one, the lowest rank first."""
         rows = self._rows
         short = short[np.argsort(rows.rank[short])]
-        while len(short) > self.holdings.pages_in_sight and self._retract_one():
+        while len(short) > self.holdings.pages_in_sight and self.pressure.retract_one():
             short = short[rows.state[short] == RowState.DECODE]
         grown, pages = self.holdings.grow(short)
         draft.write_pages(grown, rows.pages[grown] - 1, pages)
@@ -214,7 +220,7 @@ class Scheduler:
 
         before  a key: only those with lower ones
         """
-        if budget == 0 or (not self._rows.free and self._preemption_threshold is None):
+        if budget == 0 or (not self._rows.free and not self.pressure.may_preempt):
             self._note_refusal(self.waiting.first, Refusal.ROWS if budget else Refusal.PREFILL)
             return budget
         for waiting in self.waiting.candidates():
@@ -226,7 +232,7 @@ class Scheduler:
                 if admitted is Refusal.SIBLING:
                     continue
                 if admitted is not Refusal.PREFILL:
-                    self._blocked = waiting
+                    self.pressure.blocked = waiting
                 break  # nobody overtakes it, or it might wait for ever
             if self._start(admitted, waiting, draft) and not self._load(admitted, draft):
                 budget -= self._add_chunk(admitted, budget, draft)
@@ -307,63 +313,3 @@ class Scheduler:
             self._step_cost.observe(rows, tokens, took_s)
         if self.trace is not None:
             self.trace.done(plan.step, took_s, done_s, predicted_s)
-
-    # Pressure
-
-    def _retract_one(self) -> bool:
-        """Sends a running request back for its pages; False where none may be."""
-        candidates = retractable(self._rows)
-        if not len(candidates):
-            return False
-        self._retract(first_to_go(self._rows, candidates, self.page_size), Retraction.PAGES)
-        self.admission.forecast.retracted()
-        return True
-
-    def _preempt(self) -> None:
-        """Sends one of much lower priority back for the request that there was no room for.
-
-        Only if that helps, and nothing is coming back anyway. One at a time: what it held comes
-        back after the fence, and then the request is tried again.
-        """
-        threshold, rows, waiting = self._preemption_threshold, self._rows, self._blocked
-        self._blocked = None
-        if threshold is None or waiting is None or len(self.holdings.fence):
-            return
-        if waiting.request.id not in self.waiting:
-            return  # it has ended
-        if rows.free and self.admission.would_fit(waiting, 0):
-            return  # what it needs has come back since
-        candidates = preemptible(rows, waiting, threshold)
-        # It would start before the other again, and be sent back again, and so on.
-        would_be_due = [self.waiting.would_be_due(int(order)) for order in rows.order[candidates]]
-        candidates = candidates[~np.array(would_be_due, np.bool_)]
-        if len(candidates) and self.admission.would_fit(waiting, int(rows.pages[candidates].sum())):
-            row = first_to_go(rows, candidates, self.page_size)
-            self._retract(row, Retraction.PREEMPTION, waiting.request.id)
-
-    def _retract(self, row: int, reason: Retraction, for_id: int | None = None) -> None:
-        """Sends a running request back to the queue, with the tokens that it has made.
-
-        for_id  the request that it makes room for, where that is one
-        """
-        rows = self._rows
-        request = rows.requests[row]
-        assert request is not None
-        if self.trace is not None:
-            lost = int(lost_tokens(rows, np.array([row]), self.page_size)[0])
-            self.trace.notes.retracted.append(Retracted(request.id, reason.value, lost, for_id))
-        self.waiting.put_back(
-            Waiting(
-                request,
-                rows.tokens[row, : rows.known_tokens(row)].copy(),
-                int(rows.order[row]),
-                started=bool(rows.started[row]),
-                cached_tokens=int(rows.cached_tokens[row]),
-                host_tokens=int(rows.host_tokens[row]),
-                priority=int(rows.priority[row]),
-                retracted=True,
-            )
-        )
-        self.batch.end(row)
-        self.holdings.release(self._committer.completed_step)
-        self.retractions += 1

@@ -35,7 +35,7 @@ TORCH_FREE = (
     "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
     "policies", "host_tier", "batch", "commit", "retraction", "timeouts", "step_cost",
     "step_trace", "footprint", "request_times", "step_counters", "sharding", "broadcast",
-    "bad_words", "preparation", "cache_outline",
+    "bad_words", "preparation", "cache_outline", "pressure",
     "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 

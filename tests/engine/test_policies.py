@@ -340,7 +340,7 @@ def test_pressure_sends_back_who_loses_least() -> None:
     row_of = rig.scheduler.holdings.row_of
     lost = {n: int(rows.cached[r] - rows.shared[r] * PAGE) for n, r in row_of.items() if n}
     least = min(lost, key=lambda number: (lost[number], -number))
-    assert rig.scheduler._retract_one()
+    assert rig.scheduler.pressure.retract_one()
     assert [waiting.request.id for waiting in rig.scheduler.waiting] == [least]
     rig.drain()
 
