@@ -120,6 +120,10 @@ class Http2(H2Protocol):
             self.connection.acknowledge_received_data(size, event.stream_id)
             return
         if isinstance(event, h2.events.RequestReceived):
+            if self.context.terminated.is_set():
+                # The server ends, and did nothing of it: the client may ask another.
+                self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
+                return
             wrong = _wrong_pseudo_header(dict(event.headers))
             if wrong is not None:
                 self._refuse(event.stream_id, wrong)

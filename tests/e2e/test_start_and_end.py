@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from h2.errors import ErrorCodes
 
 from tests.server_process import SOON_S, ServerProcess, serving, serving_model, serving_module
 
@@ -108,7 +109,14 @@ def test_torchrun(checkpoint: Path) -> None:
 
 
 async def told_of_failure(url: str, http2: bool) -> None:
-    """A stream that begins, and hears of the engine's end."""
+    """A stream that begins, and hears of the engine's end; or a request that came after it."""
+    try:
+        await hear_of_failure(url, http2)
+    except httpx.RemoteProtocolError as error:
+        assert http2 and f"error_code:{ErrorCodes.REFUSED_STREAM.value}," in str(error)
+
+
+async def hear_of_failure(url: str, http2: bool) -> None:
     async with (
         httpx.AsyncClient(http1=not http2, http2=http2, timeout=SOON_S) as client,
         client.stream("POST", f"{url}{TEXT}", json=asked(4000, stream=True)) as response,
