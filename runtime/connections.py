@@ -144,7 +144,7 @@ class Connection(TCPServer):
 
 
 class AppTasks(TaskGroup):
-    """The tasks of one connection. Owned by the HTTP loop."""
+    """The tasks of one connection. Owned by its HTTP loop."""
 
     async def spawn_app(self, *made_with: Any) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
         """As Hypercorn's, but a disconnect never waits for an app that reads no more.

@@ -27,7 +27,7 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOT
 
 
 class Http1(H11Protocol):
-    """One connection's HTTP/1.1. Owned by the HTTP loop."""
+    """One connection's HTTP/1.1. Owned by its HTTP loop."""
 
     connection: h11.Connection  # never Hypercorn's other, which is for web sockets
 
@@ -108,7 +108,7 @@ class Http1(H11Protocol):
 class Pause(EventWrapper):
     """Set while requests are read: not with one that waits for the response to another.
 
-    Owned by the HTTP loop.
+    Owned by its HTTP loop.
     """
 
     def __init__(self, check_client: Callable[[], Awaitable[None]]) -> None:

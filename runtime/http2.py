@@ -46,7 +46,7 @@ _FRAMES_AT_ONCE: Final = 64  # of data, in one write: 1 MiB where they are large
 
 
 class Http2(H2Protocol):
-    """One connection's HTTP/2. Owned by the HTTP loop."""
+    """One connection's HTTP/2. Owned by its HTTP loop."""
 
     def __init__(self, stall_timeout_s: float, turns: Turns, *made_with: Any) -> None:
         super().__init__(*made_with)
@@ -172,7 +172,7 @@ class Http2(H2Protocol):
 
 
 class Frames(FrameBuffer):
-    """What has come of a client's frames. Owned by the HTTP loop.
+    """What has come of a client's frames. Owned by its HTTP loop.
 
     A frame that is too long is refused by its head: h2 would first take in all of it, 16 MiB. A
     header block in many frames is refused once it is too long: h2 would take 1 MiB of it, and a
@@ -207,7 +207,7 @@ class Frames(FrameBuffer):
 
 
 class SendBuffer(StreamBuffer):
-    """What the app has sent on one stream and its client not yet taken. Owned by the HTTP loop."""
+    """What the app has sent on one stream and its client not yet taken. Owned by its HTTP loop."""
 
     async def pop(self, max_length: int) -> bytes:
         """Lets the app go on once little is left; Hypercorn's does where little was taken."""

@@ -47,7 +47,7 @@ class InsightRings:
 
 
 class ServerInsight:
-    """`httpd.insight.Insight` over threads. Owned by the HTTP loop."""
+    """`httpd.insight.Insight` over threads. Owned by its HTTP loop."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from runtime.turns import Turns
 
 
 class Protocols(ProtocolWrapper):
-    """The protocol of one connection. Owned by the HTTP loop."""
+    """The protocol of one connection. Owned by its HTTP loop."""
 
     def __init__(
         self,

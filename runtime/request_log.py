@@ -48,7 +48,7 @@ _FINISH_NAMES: Final = {each: each.name.lower() for each in Finish}
 
 
 class Tracked:
-    """One request from its submission to its end. Owned by the HTTP loop.
+    """One request from its submission to its end. Owned by its HTTP loop.
 
     Times are time.monotonic(), None until they come.
     """
@@ -100,7 +100,7 @@ class Tracked:
 
 
 class RequestLog:
-    """Requests under way, and what those before them took. Owned by the HTTP loop; other threads
+    """Requests under way, and what those before them took. Owned by its HTTP loop; other threads
     may read histograms and counters."""
 
     def __init__(self) -> None:

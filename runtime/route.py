@@ -16,7 +16,7 @@ _MERGE_ABOVE: Final = 64  # deltas; a client that reads slowly holds one long te
 
 
 class Route:
-    """One request's verdict and buffer: its handler's `Generation`. Owned by the HTTP loop.
+    """One request's verdict and buffer: its handler's `Generation`. Owned by its HTTP loop.
 
     Deltas may come before the verdict: they take another way. The request's own limit of new tokens
     bounds what is buffered.

@@ -99,7 +99,7 @@ class Begun:
 
 
 class Answer(Protocol):
-    """One response while it grows. Owned by the HTTP loop.
+    """One response while it grows. Owned by its HTTP loop.
 
     Either `whole` is used, or for a stream `events` to its end, then `ending`, or `failed` where
     one of them raised.
@@ -126,7 +126,7 @@ class Answer(Protocol):
 
 
 class Usage:
-    """Tokens of one response so far. Owned by the HTTP loop."""
+    """Tokens of one response so far. Owned by its HTTP loop."""
 
     def __init__(self, begun: Begun) -> None:
         self._per_prompt = begun.per_prompt
@@ -184,7 +184,7 @@ class Usage:
 
 
 class Output(Protocol):
-    """Whatever takes one generation's deltas. Owned by the HTTP loop."""
+    """Whatever takes one generation's deltas. Owned by its HTTP loop."""
 
     @property
     def is_over(self) -> bool:

@@ -26,7 +26,7 @@ _DELTAS: Final = {
 
 
 class MessageAnswer:
-    """One message while it grows. Owned by the HTTP loop."""
+    """One message while it grows. Owned by its HTTP loop."""
 
     def __init__(self, begun: Begun) -> None:
         self._begun = begun
@@ -124,7 +124,7 @@ class MessageAnswer:
 
 
 class _Block:
-    """One block of the content. Owned by the HTTP loop."""
+    """One block of the content. Owned by its HTTP loop."""
 
     def __init__(self, index: int, kind: str, fields: dict[str, Any]) -> None:
         self.kind = kind

@@ -71,7 +71,7 @@ class Access:
 class KeyGuard:
     """ASGI middleware that lets nobody in without a key, where keys are set.
 
-    Owned by the HTTP loop.
+    Owned by its HTTP loop.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -104,7 +104,7 @@ def caller_of(scope: Scope) -> str:
 
 
 class AdminOnly:
-    """An ASGI app for one route that needs an admin key. Owned by the HTTP loop."""
+    """An ASGI app for one route that needs an admin key. Owned by its HTTP loop."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app = app

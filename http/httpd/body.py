@@ -26,7 +26,7 @@ Parsed = TypeVar("Parsed")
 
 
 class BodyLimit:
-    """ASGI middleware that bounds each request body. Owned by the HTTP loop."""
+    """ASGI middleware that bounds each request body. Owned by its HTTP loop."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -49,7 +49,7 @@ class BodyLimit:
 
 
 class _Incoming:
-    """One request's body as it comes in. Owned by the HTTP loop."""
+    """One request's body as it comes in. Owned by its HTTP loop."""
 
     def __init__(self, scope: Scope, receive: Receive, max_bytes: int) -> None:
         headers = dict(scope["headers"])

@@ -16,7 +16,7 @@ CHUNK_OBJECT = "chat.completion.chunk"
 
 
 class ChatChoice:
-    """Deltas and the message of one choice. Owned by the HTTP loop."""
+    """Deltas and the message of one choice. Owned by its HTTP loop."""
 
     def __init__(self, index: int, telling: Telling) -> None:
         self._index = index

@@ -19,7 +19,7 @@ ChatEvent = Reasoning | OutputEvent
 
 
 class ChatOutput:
-    """One choice's deltas as events. Owned by the HTTP loop."""
+    """One choice's deltas as events. Owned by its HTTP loop."""
 
     def __init__(self, telling: Telling) -> None:
         self.end: End | None = None

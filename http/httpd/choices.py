@@ -18,7 +18,7 @@ from httpd.text import json_text
 
 
 class Choice(Output, Protocol):
-    """One choice of an answer while it grows. Owned by the HTTP loop.
+    """One choice of an answer while it grows. Owned by its HTTP loop.
 
     Either `opening` and `chunks` are used, for a stream, or `take` and `whole`.
     """
@@ -61,7 +61,7 @@ class ChoiceKind:
 
 
 class ChoicesAnswer:
-    """The choices of one response while they grow. Owned by the HTTP loop."""
+    """The choices of one response while they grow. Owned by its HTTP loop."""
 
     def __init__(self, kind: ChoiceKind, begun: Begun) -> None:
         self._kind, self._begun, self._telling = kind, begun, begun.telling

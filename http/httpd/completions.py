@@ -105,7 +105,7 @@ def read_token_ids(ids: list[Any], path: str, vocab_size: int) -> tuple[int, ...
 
 
 class CompletionChoice:
-    """Text and logprobs of one choice. Owned by the HTTP loop."""
+    """Text and logprobs of one choice. Owned by its HTTP loop."""
 
     def __init__(self, index: int, telling: Telling) -> None:
         self.is_over = False

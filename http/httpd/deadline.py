@@ -20,7 +20,7 @@ _STREAM: Final = "plait.stream"  # where a scope has the response's `LateStream`
 
 
 class LateStream:
-    """How a response's stream ends that takes too long. Owned by the HTTP loop."""
+    """How a response's stream ends that takes too long. Owned by its HTTP loop."""
 
     def __init__(self, path: str) -> None:
         self.ending: Callable[[Rejected], str] = lambda late: error_event(late, path)
@@ -37,7 +37,7 @@ def on_late_stream(scope: Scope, ending: Callable[[Rejected], str]) -> None:
 
 
 class RequestTimeout:
-    """ASGI middleware that ends requests that take too long. Owned by the HTTP loop."""
+    """ASGI middleware that ends requests that take too long. Owned by its HTTP loop."""
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
         self.app = app
@@ -70,7 +70,7 @@ class RequestTimeout:
 
 
 class _Sent:
-    """What one response has come to. Owned by the HTTP loop."""
+    """What one response has come to. Owned by its HTTP loop."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -17,7 +17,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Edge:
-    """ASGI middleware around everything else. Owned by the HTTP loop."""
+    """ASGI middleware around everything else. Owned by its HTTP loop."""
 
     def __init__(self, app: ASGIApp, traces: Traces) -> None:
         self.app, self._traces = app, traces

@@ -46,7 +46,7 @@ class Api:
 
 
 class Endpoint:
-    """An ASGI app for one POST route. Owned by the HTTP loop."""
+    """An ASGI app for one POST route. Owned by its HTTP loop."""
 
     def __init__(
         self, api: Api, service: Service, settings: HttpSettings, running: Running

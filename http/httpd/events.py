@@ -16,7 +16,7 @@ DONE = "data: [DONE]\n\n"
 
 
 class EventStream:
-    """The body of one streaming response. Owned by the HTTP loop.
+    """The body of one streaming response. Owned by its HTTP loop.
 
     Guarantees: whole events only, also where a ping comes between two writes. A client that stops
     reading is the server's to cut; the app then sees it leave.

@@ -15,7 +15,7 @@ MAX_HEADERS: Final = 128  # Apache takes 100; a browser sends about 20
 
 
 class HeadLimits:
-    """ASGI middleware that refuses what no client needs. Owned by the HTTP loop."""
+    """ASGI middleware that refuses what no client needs. Owned by its HTTP loop."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

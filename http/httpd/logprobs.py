@@ -54,7 +54,7 @@ def _token(token: TokenText) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """The `logprobs` of a completion choice, piece by piece. Owned by the HTTP loop."""
+    """The `logprobs` of a completion choice, piece by piece. Owned by its HTTP loop."""
 
     def __init__(self, top: int) -> None:
         """top  the likeliest tokens told at each place"""

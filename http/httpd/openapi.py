@@ -103,7 +103,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
 
 
 class OpenApi:
-    """The document of one app. Owned by the HTTP loop."""
+    """The document of one app. Owned by its HTTP loop."""
 
     def __init__(self, service: Service, version: str) -> None:
         self._service = service

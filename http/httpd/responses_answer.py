@@ -30,7 +30,7 @@ from httpd.text import json_text, well_formed
 
 
 class ResponseAnswer:
-    """One response while it grows. Owned by the HTTP loop."""
+    """One response while it grows. Owned by its HTTP loop."""
 
     def __init__(self, begun: Begun) -> None:
         self._begun = begun

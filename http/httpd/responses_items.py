@@ -23,7 +23,7 @@ INCOMPLETE: Final = "incomplete"  # the answer broke off within this item
 
 
 class Item(Protocol):
-    """One item of `output`. Owned by the HTTP loop."""
+    """One item of `output`. Owned by its HTTP loop."""
 
     def opening(self) -> list[Told]:
         """The events before its first text."""
@@ -43,7 +43,7 @@ class Item(Protocol):
 
 
 class _Item:
-    """What the items share. Owned by the HTTP loop."""
+    """What the items share. Owned by its HTTP loop."""
 
     def __init__(self, prefix: str, index: int) -> None:
         self.id = prefix + secrets.token_hex(16)
@@ -62,7 +62,7 @@ class _Item:
 
 
 class _TextItem(_Item, ABC):
-    """An item with one part of text. Owned by the HTTP loop."""
+    """An item with one part of text. Owned by its HTTP loop."""
 
     def __init__(self, prefix: str, index: int, part_type: str) -> None:
         super().__init__(prefix, index)
@@ -111,7 +111,7 @@ class _TextItem(_Item, ABC):
 
 
 class MessageItem(_TextItem):
-    """The answer's text, with its tokens' log-probabilities. Owned by the HTTP loop."""
+    """The answer's text, with its tokens' log-probabilities. Owned by its HTTP loop."""
 
     def __init__(self, index: int) -> None:
         super().__init__("msg_", index, "output_text")
@@ -148,7 +148,7 @@ class MessageItem(_TextItem):
 
 
 class ReasoningItem(_TextItem):
-    """What the model thought before it answered. Owned by the HTTP loop."""
+    """What the model thought before it answered. Owned by its HTTP loop."""
 
     def __init__(self, index: int) -> None:
         super().__init__("rs_", index, "reasoning_text")
@@ -167,7 +167,7 @@ class ReasoningItem(_TextItem):
 
 
 class CallItem(_Item):
-    """A function call. Owned by the HTTP loop."""
+    """A function call. Owned by its HTTP loop."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
         super().__init__("fc_", index)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Running:
-    """The responses that are being made. Owned by the HTTP loop."""
+    """The responses that are being made. Owned by its HTTP loop."""
 
     def __init__(self) -> None:
         self._enders: dict[str, Callable[[], None]] = {}

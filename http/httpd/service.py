@@ -89,7 +89,7 @@ class Job:
 
 
 class Generation(Protocol):
-    """One accepted request on its way. Owned by the HTTP loop."""
+    """One accepted request on its way. Owned by its HTTP loop."""
 
     prompt_tokens: int
 

@@ -28,7 +28,7 @@ class Part(Protocol):
 
 
 class Trace:
-    """One request. Owned by the HTTP loop.
+    """One request. Owned by its HTTP loop.
 
     Times are time.monotonic().
     """
@@ -78,7 +78,7 @@ def current_trace() -> Trace | None:
 
 
 class Traces:
-    """Requests under way, the last ones, and how many ended in which way. Owned by the HTTP loop;
+    """Requests under way, the last ones, and how many ended in which way. Owned by its HTTP loop;
     others may read the counters, a moment late."""
 
     def __init__(self, paths: frozenset[str] = frozenset()) -> None:

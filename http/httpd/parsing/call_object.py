@@ -42,7 +42,7 @@ _KNOWN_KEYS = ("name", *_ARGUMENTS_KEYS, "id", "type")
 
 
 class CallObject:
-    """An object that may be a call, its `{` first. Owned by the HTTP loop."""
+    """An object that may be a call, its `{` first. Owned by its HTTP loop."""
 
     def __init__(self, calls: Calls, markup: str, *, any_keys: bool) -> None:
         """

@@ -48,7 +48,7 @@ class _State(enum.Enum):
 
 
 class CallText:
-    """The parser of all such formats. Owned by the HTTP loop."""
+    """The parser of all such formats. Owned by its HTTP loop."""
 
     def __init__(self, format: CallFormat, calls: Calls) -> None:
         self._format = format

@@ -12,7 +12,7 @@ from httpd.parsing.output import CallArguments, CallBegan, CallEnded, OutputEven
 
 
 class Calls:
-    """Numbers and names the calls of one response. Owned by the HTTP loop."""
+    """Numbers and names the calls of one response. Owned by its HTTP loop."""
 
     __slots__ = ("_new_id", "count", "names")
 
@@ -31,7 +31,7 @@ class Calls:
 
 
 class CallReader(Protocol):
-    """Takes the text of one call. Owned by the HTTP loop."""
+    """Takes the text of one call. Owned by its HTTP loop."""
 
     done: bool
 
@@ -50,7 +50,7 @@ class CallReader(Protocol):
 
 
 class NamedCall:
-    """A call whose name stood before it: what comes is its arguments. Owned by the HTTP loop."""
+    """A call whose name stood before it: what comes is its arguments. Owned by its HTTP loop."""
 
     __slots__ = ("_index", "_value", "done")
 

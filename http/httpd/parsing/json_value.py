@@ -15,7 +15,7 @@ _SCALAR = re.compile(r"[0-9A-Za-z+.\-]*+")
 
 
 class JsonValue:
-    """One value: begins with its first character. Owned by the HTTP loop."""
+    """One value: begins with its first character. Owned by its HTTP loop."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_scalar_begun", "broken", "done")
 

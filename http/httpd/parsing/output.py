@@ -43,7 +43,7 @@ OutputEvent = Content | CallBegan | CallArguments | CallEnded
 
 
 class OutputParser(Protocol):
-    """Splits one response's text. Owned by the HTTP loop.
+    """Splits one response's text. Owned by its HTTP loop.
 
     Guarantees
     - Joined over `feed` and `finish`, the events do not depend on how the text is cut into pieces.
