@@ -60,6 +60,7 @@ def decode_step_s(engine: Engine, batch: int, context: int) -> float | None:
 
 
 def compare(model: str, folder: Path, nvml: Nvml) -> dict[str, Any]:
+    """What was foreseen of a model with random weights, and what its engine then took."""
     write_config(folder, model)
     config = EngineConfig(folder, device="cuda", load_format="dummy", max_model_len=16_384)
     shape = read_model_config(folder)
@@ -93,7 +94,6 @@ def compare(model: str, folder: Path, nvml: Nvml) -> dict[str, Any]:
         "prefill_bytes": seen[0].prefill,
         "graph_bytes": seen[0].graphs,
         "decode": decode_figures(engine, report),
-        "processes": [dataclasses.asdict(p) for p in nvml.read().gpus[0].processes or ()],
         "notes": report.notes,
     }
     engine.close()
@@ -101,6 +101,7 @@ def compare(model: str, folder: Path, nvml: Nvml) -> dict[str, Any]:
 
 
 def decode_figures(engine: Engine, report: Capacity) -> list[dict[str, Any]]:
+    """Steps of few, some and many rows, each beside its floor; without those that do not fit."""
     figures = []
     for floor in report.decode:
         if floor.context == 1024 and floor.batch in (1, 64, 256):
@@ -125,7 +126,7 @@ def main(model: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = compare(model, Path(folder), nvml)
     print(figures, flush=True)
-    print(save(f"bench_capacity_{model}", {**figures, "gpus": dataclasses.asdict(nvml.read())}))
+    print(save(f"bench_capacity_{model}", figures, nvml.read().gpus[0].name))
 
 
 if __name__ == "__main__":

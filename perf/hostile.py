@@ -39,7 +39,7 @@ from rich.table import Table
 
 from client.events import EventReader, StreamError, text_of
 from client.target import Target, new_client
-from perf.readings import REST_S, Reading, is_at_rest, read_server
+from perf.readings import REST_S, Reading, errors_in, is_at_rest, read_server
 from perf.results import save
 from perf.serving import Served, serving
 
@@ -180,11 +180,7 @@ def judge(ledger: Ledger, log: str) -> list[str]:
         wrong.append(f"memory grows by {slope:.2f} MB a minute")
     if ledger.rest_s is None or ledger.rest_s > REST_S:
         wrong.append(f"not at rest {REST_S:g} s after the last attack")
-    for word in ("ERROR", "CRITICAL", "Traceback"):
-        if word in log:
-            line = next(line for line in log.splitlines() if word in line)
-            wrong.append(f"the log says: {line}")
-    return wrong
+    return wrong + errors_in(log)
 
 
 def figures_of(ledger: Ledger, log: str) -> dict[str, Any]:

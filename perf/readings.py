@@ -1,4 +1,4 @@
-"""What a server process holds, as it is seen from outside: memory, files, requests and pages."""
+"""What a server holds, as seen from outside: memory, files, requests, pages; and its log."""
 
 import time
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ class Reading:
 
 
 async def read_server(served: Served, client: httpx.AsyncClient) -> Reading:
+    """What it holds now, all of its processes together."""
     occupancy = (await client.get("/health")).json()["occupancy"]
     rss_mb, fds, threads = 0.0, 0, 0
     for process in processes_of(served):
@@ -46,3 +47,10 @@ def is_at_rest(reading: Reading) -> bool:
     told = reading.occupancy
     held = told["requests"] or told["running"] or told["waiting"]
     return not held and told["available_pages"] == told["total_pages"]
+
+
+def errors_in(log: str) -> list[str]:
+    """The first line of each kind that a server's log should have none of."""
+    kinds = ("ERROR", "CRITICAL", "Traceback")
+    found = (next((line for line in log.splitlines() if kind in line), None) for kind in kinds)
+    return [f"the log says: {line}" for line in found if line is not None]

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +41,8 @@ def save(name: str, figures: dict[str, Any], device: str | None = None) -> Path:
         "figures": figures,
     }
     # What is under somebody's home is told as everybody's.
-    path.write_text(json.dumps(record, indent=1).replace(str(Path.home()), "~") + "\n")
+    text = json.dumps(record, indent=1).replace(str(Path.home()), "~")
+    path.write_text(text.replace(f"{tempfile.gettempdir()}/", "$TMPDIR/") + "\n")
     return path
 
 

@@ -39,7 +39,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from client.target import Target, new_client
-from perf.readings import REST_S, Reading, is_at_rest, read_server
+from perf.readings import REST_S, Reading, errors_in, is_at_rest, read_server
 from perf.results import save
 from perf.serving import Served, serving
 from tests.checkpoints import build_checkpoint, save_tokenizer
@@ -290,11 +290,7 @@ def judge(ledger: Ledger, log: str) -> list[str]:
     _, second, _, fourth = quarters(ledger.readings, "rss_mb")
     if fourth > second * GROWTH:
         wrong.append(f"memory grew from {second:.0f} MB in the second quarter to {fourth:.0f} MB")
-    for word in ("ERROR", "CRITICAL", "Traceback"):
-        if word in log:
-            line = next(line for line in log.splitlines() if word in line)
-            wrong.append(f"the log says: {line}")
-    return wrong
+    return wrong + errors_in(log)
 
 
 def figures_of(ledger: Ledger, log: str) -> dict[str, Any]:
