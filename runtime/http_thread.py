@@ -20,6 +20,7 @@ from hypercorn.config import Config
 from starlette.types import ASGIApp
 
 from httpd.service import State
+from runtime.access_log import AccessLog
 from runtime.config import ServerConfig
 from runtime.connections import serve_connections
 from runtime.control import ServerControl
@@ -44,6 +45,7 @@ def hypercorn_config(config: ServerConfig) -> Config:
     made.h11_max_incomplete_size = 16 << 10  # bounds request headers, and so a client's memory
     made.include_server_header = False
     made.errorlog = logging.getLogger("hypercorn.error")
+    made.logger_class = AccessLog
     made.accesslog = logging.getLogger("hypercorn.access") if config.access_log else None
     if config.tls_cert is not None:
         made.certfile, made.keyfile = str(config.tls_cert), str(config.tls_key)

@@ -26,7 +26,7 @@ from runtime.lifecycle import Lifecycle
 from runtime.live import WINDOW_S, Latency, Live, Load, Quantiles, Steps, Tier
 from runtime.messages import ModelFacts
 from runtime.metrics.histogram import bucket_quantiles
-from runtime.metrics.merged import merged_logs, merged_traces
+from runtime.metrics.merged import merged_logs, merged_traces, youngest_trace
 from runtime.metrics.scrape import Sources, exposition
 from runtime.monitor_thread import Sample
 from runtime.queue_limit import QueueLimit
@@ -106,8 +106,8 @@ class ServerInsight:
         return await asyncio.to_thread(exposition, sources, live)
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        found = (traces.find(request_id) for traces in self._traces)
-        return next((trace.told() for trace in found if trace is not None), None)
+        trace = youngest_trace(self._traces, request_id)
+        return None if trace is None else trace.told()
 
     def _live(self, brief: bool = False) -> Live:
         """brief  without quantiles and single requests, which take a while to gather"""

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Sequence
 from operator import attrgetter
 
-from httpd.traces import Traces
+from httpd.traces import Trace, Traces
 from runtime.request_log import RequestLog
 
 
@@ -34,3 +34,9 @@ def merged_traces(several: Sequence[Traces]) -> Traces:
         merged.responses.update(dict(each.responses))
         merged.refusals.update(dict(each.refusals))
     return merged
+
+
+def youngest_trace(several: Sequence[Traces], either_id: str) -> Trace | None:
+    """Of this x-request-id or response id: a client that tries again may come to another loop."""
+    found = [trace for each in several if (trace := each.find(either_id)) is not None]
+    return max(found, key=attrgetter("received_s"), default=None)

@@ -1,6 +1,7 @@
 """`--tp N`: starts N ranks of this very command through torchrun, as a library, and waits for them.
 
 What torchrun on the command line does not do, and this does:
+- Nothing is left behind in the folder for temporary files: torchrun's own folder for logs would be.
 - Nothing listens beyond loopback: torchrun's store would, on every address of the machine.
 - SIGTERM drains, and then the exit code is 0: torchrun's own handler would make it 1 whatever the
   ranks did. Here a signal goes to the ranks, of which rank 0 obeys, and torchrun sees them end.
@@ -27,7 +28,8 @@ def run_ranks(size: int, environ: Mapping[str, str]) -> int:
 
     environ  theirs
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # as below
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs  # as below
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # torch takes seconds
 
     os.environ.update(environ)
@@ -44,6 +46,7 @@ def run_ranks(size: int, environ: Mapping[str, str]) -> int:
             local_addr=LOOPBACK,
             max_restarts=0,
             signals_to_handle=_TORCHRUNS_SIGNAL,
+            logs_specs=DefaultLogsSpecs(str(Path(folder) / "logs")),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _pass_on)

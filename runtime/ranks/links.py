@@ -6,13 +6,15 @@ facts at the start, signs of life, the reason of an end.
 
 Guarantees
 - Both are Unix sockets in the abstract namespace: no port, no file, nothing left behind.
-- The kernel says whose process is at the other end; that of another user is turned away.
+- The kernel says whose process is at the other end. Anybody may knock, since the namespace has no
+  permissions: another user's process, or one that is no rank, is turned away, and the job goes on.
 - Each end of a socket is written by one thread.
 
 Knows neither what is in a descriptor beyond its header nor what facts mean.
 """
 
 import json
+import logging
 import os
 import select
 import signal
@@ -28,12 +30,16 @@ import numpy as np
 from engine.descriptor import H_VERSION, H_WORDS, HEADER_WORDS, VERSION
 from engine.request import Int32Array
 
+log = logging.getLogger(__name__)
+
 Message = dict[str, Any]
 
 _MOST_LINE: Final = 1 << 16  # bytes
 _MOST_WORDS: Final = 1 << 28  # of a descriptor: 1 GiB, more than 256 masks of any vocabulary
 _BUFFER_BYTES: Final = 4 << 20  # a step of 2,048 prompt tokens is 10 KB; of 200 masks, 4 MB
 _RETRY_S: Final = 0.02
+_GREETING_S: Final = 5.0  # it is sent right behind the connection
+_MOST_GREETING: Final = 64  # bytes
 _CREDENTIALS: Final = "3i"  # struct ucred: process, user, group
 
 
@@ -217,15 +223,16 @@ def await_ranks(job: str, size: int, timeout_s: float) -> tuple[list[Link], Step
             raise RanksError(f"another job of this machine has the name {job!r}") from error
         listening.listen(2 * size)
         while len(links) < size - 1 or len(steps) < size - 1:
-            listening.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection, _ = listening.accept()
-                kind, peer = _greeted(connection, size)
-            except TimeoutError:
+            connection = _accepted(listening, deadline)
+            if connection is None:
                 missing = sorted(set(range(1, size)) - (set(links) & set(steps)))
                 raise RanksError(
                     f"rank {', '.join(map(str, missing))} did not come within {timeout_s:g} s"
-                ) from None
+                )
+            greeted = _try_greet(connection, size)
+            if greeted is None:
+                continue
+            kind, peer = greeted
             if peer.rank in (links if kind == "control" else steps):
                 raise RanksError(f"{peer} is there twice")
             if kind == "control":
@@ -265,21 +272,46 @@ def _connected(job: str, deadline: float) -> socket.socket:
             time.sleep(_RETRY_S)
 
 
-def _greeted(connection: socket.socket, size: int) -> tuple[str, RankProcess]:
-    """What the other end says it is."""
-    process = _process_of(connection)
-    connection.settimeout(5.0)  # the greeting was sent right behind the connection
+def _accepted(listening: socket.socket, deadline: float) -> socket.socket | None:
+    """The next connection; None once the time is over, however many strangers knock."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        return None
+    listening.settimeout(left_s)
+    try:
+        return listening.accept()[0]
+    except TimeoutError:
+        return None
+
+
+def _try_greet(connection: socket.socket, size: int) -> tuple[str, RankProcess] | None:
+    """Which link of which rank this is; None for a stranger, who is turned away."""
+    try:
+        process = _process_of(connection)
+        kind, rank = _greeting(connection, size, process)
+        return kind, RankProcess(rank, process)
+    except (RanksError, OSError) as error:  # OSError: it says nothing, or has gone
+        log.warning("a connection to the ranks' meeting point is turned away: %s", error)
+        connection.close()
+        return None
+
+
+def _greeting(connection: socket.socket, size: int, process: int) -> tuple[str, int]:
+    """What the other end says it is. Raises RanksError for what is no rank's word, and OSError."""
+    deadline = time.monotonic() + _GREETING_S
     said = b""
-    while not said.endswith(b"\n") and len(said) < 64:
+    while not said.endswith(b"\n") and len(said) < _MOST_GREETING:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
         said += connection.recv(1) or b"\n"
     connection.settimeout(None)
-    try:
-        kind, rank = json.loads(said)
-    except ValueError as error:
-        raise RanksError(f"process {process} is no rank of this job: {said!r}") from error
-    if kind not in ("control", "steps") or rank not in range(1, size):
+    known = {
+        json.dumps([kind, rank]).encode() + b"\n": (kind, rank)
+        for kind in ("control", "steps")
+        for rank in range(1, size)
+    }
+    if said not in known:
         raise RanksError(f"process {process} is no rank of this job: {said!r}")
-    return kind, RankProcess(rank, process)
+    return known[said]
 
 
 def _process_of(connection: socket.socket) -> int:

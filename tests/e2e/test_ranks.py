@@ -238,10 +238,14 @@ def test_ranks_that_differ_end_with_one_clear_message(checkpoint: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_tp_starts_ranks_and_passes_signals_and_exit_codes_on(checkpoint: Path) -> None:
+def test_tp_starts_ranks_and_passes_signals_and_exit_codes_on(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving_model(checkpoint, *FLAGS, "--tp", "2") as server:
         assert server.ready().ask("hello", model="tiny").status_code == 200
         server.end_clean()
+    assert not [*tmp_path.iterdir()]  # nothing is left behind
     with serving_model(checkpoint, *FLAGS, "--tp", "2") as server:
         server.ready()
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")

@@ -5,7 +5,7 @@ import threading
 from engine.request import Delta, Finish, SamplingParams
 from httpd.traces import Traces
 from runtime.messages import Begun
-from runtime.metrics.merged import merged_logs, merged_traces
+from runtime.metrics.merged import merged_logs, merged_traces, youngest_trace
 from runtime.request_log import RequestLog
 
 PARAMS = SamplingParams(max_new_tokens=8)
@@ -51,6 +51,15 @@ def test_counts_of_traces_are_added() -> None:
     merged = merged_traces(several)
     assert merged.responses == {("/x", 404): 2, ("other", 404): 2}
     assert merged.refusals == {"unknown_url": 4}
+
+
+def test_a_trace_is_the_youngest_whichever_loop_had_it() -> None:
+    several = [Traces(frozenset({"/x"})) for _ in range(3)]
+    for loop in (1, 0, 2, 1):
+        with several[loop].entry("again", "/x") as trace:
+            trace.error = "queue_full"
+    assert youngest_trace(several, "again") is trace
+    assert youngest_trace(several, "other") is None
 
 
 def test_logs_are_read_while_their_loops_count() -> None:

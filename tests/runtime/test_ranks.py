@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,28 +152,63 @@ def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolEx
         one.close()
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n" * 9, b'["steps", 5]\n', b"\n"])
-def test_who_is_no_rank_is_turned_away(job: str, pool: ThreadPoolExecutor, said: bytes) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n" * 9,
+        b'["steps", 5]\n',
+        b'["control", true]\n',
+        b"5\n",
+        b"\n",
+        b"",
+        None,
+    ],
+)
+def test_who_is_no_rank_is_turned_away_and_the_job_goes_on(
+    job: str,
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    said: bytes | None,
+) -> None:
+    """said  by the stranger, "" where it hangs up; None: it stays, and says nothing"""
+    monkeypatch.setattr(links, "_GREETING_S", 0.1)
     waiting = pool.submit(await_ranks, job, 2, SOON_S)
-    connection = links._connected(job, 1e12)
-    connection.sendall(said)
-    with pytest.raises(RanksError, match="is no rank of this job"):
+    stranger = links._connected(job, 1e12)
+    stranger.sendall(said or b"")
+    if said == b"":
+        stranger.close()
+    link, receiver = meet_rank_0(job, 1, SOON_S)
+    (own,), sender = waiting.result(SOON_S)
+    assert own.peer.rank == 1
+    assert "meeting point is turned away" in caplog.text
+    for one in (stranger, link, receiver, own, sender):
+        one.close()
+
+
+def test_strangers_do_not_put_off_the_end_of_the_wait(job: str, pool: ThreadPoolExecutor) -> None:
+    waiting = pool.submit(await_ranks, job, 2, 0.3)
+    links._connected(job, 1e12).close()
+    while not waiting.done():
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as stranger:  # it has just ended
+            stranger.connect(links._meeting_point(job))
+    with pytest.raises(RanksError, match=r"^rank 1 did not come within 0\.3 s$"):
         waiting.result(SOON_S)
-    connection.close()
 
 
 def test_another_users_process_is_turned_away(
-    job: str, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's word counts; here it is this process that says it is somebody else."""
     point = links._meeting_point(job)
     monkeypatch.setattr(links, "_meeting_point", lambda _job: point)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    waiting = pool.submit(await_ranks, job, 2, SOON_S)
-    connection = links._connected(job, 1e12)
-    with pytest.raises(RanksError, match="of user .* is at the ranks' meeting point"):
-        waiting.result(SOON_S)
-    connection.close()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(await_ranks, job, 2, 0.5)
+        with links._connected(job, 1e12):
+            with pytest.raises(RanksError, match="rank 1 did not come"):
+                waiting.result(SOON_S)
+    assert "of user" in caplog.text
 
 
 def test_lines_arrive_whole_however_they_are_cut() -> None:
