@@ -62,7 +62,8 @@ def ask_json(url: str, path: str, key: str | None) -> Any:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoServer(f"{url} does not answer: {error}") from error
     if answer.status_code == 401:
-        raise NoServer(f"{url} wants an API key: set {KEY_VARIABLES[0]}")
+        wanted = "an API key" if key is None else "another API key"
+        raise NoServer(f"{url} wants {wanted}: set {' or '.join(KEY_VARIABLES)}")
     if answer.status_code != 200:
         raise NoServer(f"{url}{path} answers {answer.status_code}: {answer.text[:300]}")
     try:

@@ -227,16 +227,14 @@ def _resolve_device(config: EngineConfig) -> torch.device:
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and _is_known_gpu() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ModelError(f"device is {config.device!r}; it must be auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cpu":
         return device
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(f"device is {config.device!r}, but {torch.cuda.device_count()} are there")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        raise ModelError(f"device is {config.device!r}, but torch finds no GPU that it can use")
+    if (device.index or 0) >= gpus:
+        raise ModelError(f"device is {config.device!r}, but the last GPU is cuda:{gpus - 1}")
     if not _is_known_gpu(device.index or 0):
         raise ModelError("the CUDA kernels need compute capability 9.0 (H100) or later")
     if config.dtype == "float16":

@@ -1,5 +1,6 @@
 """What an engine is told once, before it is built. "auto" is resolved while building."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -9,6 +10,8 @@ PREFILL_ATTENTIONS: Final = ("auto", "torch", "flashinfer")
 SCHEDULE_POLICIES: Final = (
     "fcfs", "short-first", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority",
 )  # fmt: skip
+
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
 # Fluent to read, 25 tokens a second. Steps without prompts take less on a GPU that fits the model.
 TARGET_ITL_MS: Final = 40.0
@@ -96,6 +99,8 @@ class EngineConfig:
                     f"preemption_threshold is {self.preemption_threshold}, which only a "
                     f"schedule_policy of priority looks at; it is {self.schedule_policy}"
                 )
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ValueError(
                 f"dtype is {self.dtype!r}; it must be auto, float32, float16 or bfloat16"

@@ -61,7 +61,9 @@ def chat(
         if not sys.stdin.isatty():
             read = lambda _prompt: input()  # noqa: E731  (a prompt is for people)
         shown = console.is_terminal if markdown is None else markdown
-        ChatSession(target, conversation, console, read, markdown=shown).run()
+        all_answered = ChatSession(target, conversation, console, read, markdown=shown).run()
+    if not all_answered and not sys.stdin.isatty():
+        sys.exit(1)  # for scripts; people have seen it
 
 
 def _set_all(conversation: Conversation, fields: tuple[str, ...]) -> None:

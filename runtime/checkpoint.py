@@ -31,7 +31,8 @@ def _find(model: str, wanted: Sequence[str]) -> Path:
         return folder
     if _HUB_NAME.fullmatch(model) and not folder.exists():
         return _download(model, wanted)
-    raise ValueError(f"model is {model}; it must be a folder or a name like org/model")
+    found = "this is a file" if folder.exists() else "there is no such folder"
+    raise ValueError(f"model is {model}; it must be a folder or a name like org/model, and {found}")
 
 
 def _default_model() -> Path:

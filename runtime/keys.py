@@ -46,7 +46,7 @@ def _from_file(file: Path) -> list[str]:
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the key file {file} has more than {MAX_FILE_BYTES} bytes")
     if mode & stat.S_IROTH:
-        log.warning("the key file %s can be read by every user of this machine", file)
+        log.warning("the key file %s can be read by every user of this machine: chmod 600 it", file)
     lines = content.decode("utf-8", "replace").splitlines()
     keys = [
         _checked(line.strip(), f"line {number} of the key file {file}")

@@ -5,6 +5,7 @@ the engine thread: a wrong flag is answered at once, and /health within a second
 """
 
 import dataclasses
+import errno
 import faulthandler
 import logging
 import os
@@ -326,8 +327,9 @@ def listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         if listening is not None:
             listening.close()
+        hint = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
         raise click.ClickException(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}"
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}{hint}"
         ) from error
     return listening
 

@@ -25,6 +25,7 @@ from client.bench.workload import Sampling
 from client.target import NoServer, Target, ask_json, key_of_environment, model_of, root_of
 
 _PATH = click.Path(path_type=Path)
+_URL = "http://127.0.0.1:8000"
 _CHARACTERS_A_TOKEN = 4  # of English, about: for lengths of a workload, never for figures
 
 
@@ -40,7 +41,7 @@ class Run:
 
 
 @click.command()
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True,
+@click.option("--url", default=_URL, show_default=True,
               help="Any OpenAI-compatible server.  [its key: environment variable PLAIT_API_KEY "
               "or OPENAI_API_KEY]")  # fmt: skip
 @click.option("--model", help="What to ask for; without it, the server's first.")
@@ -123,7 +124,8 @@ def _run_of(flags: dict[str, Any], workload: Workload, count: Callable[[str], in
     try:
         model = flags["model"] or model_of(url, key)
     except NoServer as error:
-        raise click.ClickException(str(error)) from error
+        hint = "" if flags["url"] != _URL else "; `plait serve` starts one, --url names another"
+        raise click.ClickException(f"{error}{hint}") from error
     from_file = workload.dataset in ("sharegpt", "agents")
     chat = flags["api"] == "chat" or (flags["api"] is None and from_file)
     sampling = Sampling(chat, flags["ignore_eos"], flags["temperature"])
@@ -205,6 +207,11 @@ def _compare(paths: tuple[Path, ...], plots: Path | None) -> None:
         records = [read_record(path) for path in paths]
     except NoRecord as error:
         raise click.UsageError(str(error)) from error
+    if len({record["label"] for record in records}) < len(records):
+        records = [
+            record | {"label": f"{record['label']} ({path})"}
+            for record, path in zip(records, paths, strict=True)
+        ]
     click.echo(markdown_of(records))
     if any(record["workload"] != records[0]["workload"] for record in records):
         click.echo("warning: these runs were not of the same workload", err=True)

@@ -28,7 +28,10 @@ def _pyplot() -> Any:
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError as error:
-        raise NoMatplotlib("plots need matplotlib: pip install 'plait[plots]'") from error
+        raise NoMatplotlib(
+            "plots need matplotlib: pip install 'plait[plots]'; in a clone, `./plait run true` "
+            "installs it"
+        ) from error
     matplotlib.use("Agg")  # files alone: there may be no screen
     return importlib.import_module("matplotlib.pyplot")
 

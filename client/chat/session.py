@@ -34,16 +34,17 @@ class ChatSession:
         self._target, self._chat, self._console, self._read = target, chat, console, read
         self._markdown = markdown
         self._commands = Commands(chat, self._say)
+        self._all_answered = True
 
-    def run(self) -> None:
-        """Until Ctrl-D or /exit."""
+    def run(self) -> bool:
+        """Until Ctrl-D or /exit; whether every question was answered."""
         while True:
             try:
                 self._turn(self._read_all())
             except KeyboardInterrupt:
                 self._console.print()
             except (EOFError, End):
-                return
+                return self._all_answered
 
     def _read_all(self) -> str:
         r"""A line, and those after it while they end with \."""
@@ -68,7 +69,8 @@ class ChatSession:
             stopped = not self._show(answer)
         except NoAnswer as error:
             self._chat.take_back()
-            self._console.print(printable(str(error)), style="red", markup=False, highlight=False)
+            self._all_answered = False
+            self._complain(printable(str(error)))
             return
         self._chat.take(answer.content)
         said = ["stopped"] if stopped else []
@@ -88,6 +90,11 @@ class ChatSession:
                 return False
             finally:
                 pieces.close()  # type: ignore[attr-defined]  # a generator: leaves the connection
+
+    def _complain(self, text: str) -> None:
+        """Beside the answers, where these go to another program."""
+        console = self._console if self._console.is_terminal else Console(stderr=True)
+        console.print(text, style="red", markup=False, highlight=False)
 
     def _say(self, text: str) -> None:
         """A word of the program's own; not where the output is for another program."""

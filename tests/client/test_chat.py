@@ -139,8 +139,16 @@ def test_a_server_that_is_not_there_costs_the_question_alone() -> None:
     console, lines = terminal(), iter(["hello", "/exit"])
     chat = Conversation("m")
     target = Target("http://127.0.0.1:9", "m")
-    ChatSession(target, chat, console, lambda _: next(lines), markdown=True).run()
+    assert not ChatSession(target, chat, console, lambda _: next(lines), markdown=True).run()
     assert chat.messages == [] and "refused" in lasting(console)
+
+
+def test_output_for_another_program_holds_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, console = iter(["hello", "/exit"]), Console(file=io.StringIO())
+    target = Target("http://127.0.0.1:9", "m")
+    ChatSession(target, Conversation("m"), console, lambda _: next(lines), markdown=False).run()
+    assert isinstance(console.file, io.StringIO) and not console.file.getvalue().strip()
+    assert "refused" in capsys.readouterr().err
 
 
 def test_the_end_of_the_input_is_the_end() -> None:
@@ -155,5 +163,5 @@ def test_the_end_of_the_input_is_the_end() -> None:
         raise line
 
     chat, console = Conversation("m"), terminal()
-    ChatSession(Target("http://127.0.0.1:9", "m"), chat, console, read, markdown=True).run()
+    assert ChatSession(Target("http://127.0.0.1:9", "m"), chat, console, read, markdown=True).run()
     assert chat.system == "a\nb" and lines == []

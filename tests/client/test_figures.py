@@ -89,6 +89,11 @@ def test_results_side_by_side(tmp_path: Path) -> None:
     assert "not of the same workload" in done.stderr
 
 
+def test_results_of_one_label_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    first, second = (str(result(tmp_path / name, "m")) for name in ("a", "b"))
+    assert compare(first, second).stdout.startswith(f"|  | m ({first}) | m ({second}) |\n")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
 def test_no_result(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.json"

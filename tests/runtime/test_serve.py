@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from engine.config import EngineConfig
 from httpd.auth import Keyring
 from runtime import serve
-from runtime.checkpoint import find_checkpoint
+from runtime.checkpoint import find_checkpoint, find_config
 from runtime.config import ServerConfig
 from runtime.gil import is_free_threaded_build
 
@@ -231,7 +231,9 @@ def test_a_port_in_use_is_told_without_a_stack(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = ServerConfig(EngineConfig(tmp_path), port=taken.getsockname()[1])
-        with pytest.raises(click.ClickException, match="cannot listen on 127.0.0.1 port"):
+        with pytest.raises(
+            click.ClickException, match="cannot listen on 127.0.0.1 port .*--port 0"
+        ):
             serve.listen(config)
 
 
@@ -245,6 +247,20 @@ def test_a_folder_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_no_folder_and_no_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it must be a folder or a name like org/model"):
         find_checkpoint(str(tmp_path / "none" / "x") if not name else name)
+
+
+def test_what_is_wrong_with_a_path_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ValueError, match="and this is a file"):
+        find_checkpoint(str(tmp_path / "config.json"))
+    with pytest.raises(ValueError, match="and there is no such folder"):
+        find_config(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0", "CPU", ""])
+def test_a_device_that_does_not_exist_is_refused_before_loading(device: str) -> None:
+    with pytest.raises(ValueError, match="must be auto, cpu, cuda or cuda:N"):
+        EngineConfig(Path("m"), device=device)
 
 
 @pytest.mark.skipif(not is_free_threaded_build(), reason="this Python always has a GIL")
