@@ -7,6 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from client.terminal import printable
+
 # (what it is called, where it lies in the figures, how many decimals)
 _RATES: Final = (
     ("output tokens/s", "output_tokens_per_s", 1),
@@ -20,7 +22,7 @@ _SHOWN: Final = ("mean", "p50", "p90", "p99")
 
 def tables_of(figures: Mapping[str, Any], title: str) -> Group:
     """One run."""
-    return Group(Text(title, style="bold"), _counts(figures), _times(figures))
+    return Group(Text(printable(title), style="bold"), _counts(figures), _times(figures))
 
 
 def _counts(figures: Mapping[str, Any]) -> Table:
@@ -28,7 +30,7 @@ def _counts(figures: Mapping[str, Any]) -> Table:
     failed = f", [red]{figures['failed']} failed[/red]" if figures["failed"] else ""
     ends = ", ".join(f"{count:,} {why}" for why, count in figures["finish_reasons"].items())
     table.add_row("requests", f"{figures['requests']:,}{failed} in {figures['wall_s']:.1f} s")
-    table.add_row("finished", ends or "none")
+    table.add_row("finished", Text(printable(ends) or "none"))
     table.add_row("tokens in", f"{figures['input_tokens']:,}, "
                   f"{figures['cached_tokens']:,} of them cached")  # fmt: skip
     table.add_row("tokens out", f"{figures['output_tokens']:,}")
@@ -37,7 +39,7 @@ def _counts(figures: Mapping[str, Any]) -> Table:
             share = f"  ({figures['goodput_share']:.0%} of requests)" if "goodput" in key else ""
             table.add_row(name, f"{figures[key]:,.{decimals}f}{share}")
     for error, count in figures["errors"].items():
-        table.add_row("[red]error[/red]", Text(f"{count} times: {error}"))
+        table.add_row("[red]error[/red]", Text(printable(f"{count} times: {error}")))
     return table
 
 

@@ -13,17 +13,10 @@ from rich.markdown import Markdown
 from rich.segment import Segment, Segments
 from rich.text import Text
 
+from client.terminal import printable
+
 _WINDOW: Final = 6  # lines at the end that may change while text comes in
 _REDRAW_S: Final = 0.08
-
-# A model's text may not move the cursor, rename the window or colour what is not its own: of the
-# control characters, C0 and C1 both, line ends and tabs alone are shown.
-_CONTROLS: Final = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-
-
-def printable(text: str) -> str:
-    """`text` without what would control a terminal."""
-    return text.translate(_CONTROLS)
 
 
 class MarkdownView:

@@ -15,8 +15,9 @@ from rich.console import Console
 from client.chat.answer import Answer, NoAnswer
 from client.chat.commands import Commands, End
 from client.chat.conversation import Conversation
-from client.chat.screen import MarkdownView, PlainView, printable
+from client.chat.screen import MarkdownView, PlainView
 from client.target import Target
+from client.terminal import printable
 
 PROMPT: Final = "> "
 _HISTORY_LINES: Final = 1000

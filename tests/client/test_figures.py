@@ -1,16 +1,19 @@
 """Figures, results and their comparison, without a server."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from client.bench.command import bench
 from client.bench.figures import Targets, distributions, summarise
 from client.bench.load import Sample
 from client.bench.options import RATE, TOKENS
 from client.bench.record import read_record, write_record
+from client.bench.tables import tables_of
 
 GOOD = Sample(1.0, 2.0, (1.2, 1.4, 2.0), 10, 9, 4, "abc", "length")
 SLOW = Sample(1.5, 5.0, (4.0, 5.0), 20, 3, 0, "ab", "stop")
@@ -44,6 +47,18 @@ def test_what_samples_come_to() -> None:
 def test_targets(targets: Targets, kept: bool) -> None:
     assert targets.are_kept(GOOD) is kept
     assert not targets.are_kept(BAD)
+
+
+def test_what_a_server_says_does_not_control_the_terminal() -> None:
+    said = "[/red]\x1b]0;title\x07\x9b2J[bold]"
+    figures = summarise([GOOD, Sample(2.0, 2.5, error=said)], Targets())
+    figures["finish_reasons"] = {said: 1}
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=100, no_color=True)
+    console.print(tables_of(figures, said))
+    shown = written.getvalue()
+    assert shown.count("[/red]]0;title2J[bold]") == 3
+    assert not {"\x07", "\x9b"} & {*shown} and "\x1b]" not in shown
 
 
 def test_nothing_good() -> None:
