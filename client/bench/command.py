@@ -55,7 +55,7 @@ class Run:
 @click.option("--dataset", type=click.Choice(DATASETS), default="random", show_default=True)
 @click.option("--file", type=_PATH, help="Of sharegpt, agents and trace: JSON, or JSON Lines.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True,
-              help="Sessions, where they have several turns.")  # fmt: skip
+              help="Sessions, where they have several turns; of a trace, at most.")  # fmt: skip
 @click.option("--input-tokens", type=TOKENS, default="64", show_default=True,
               help="Prompts; with shared-prefix, what follows the prefix.")  # fmt: skip
 @click.option("--output-tokens", type=TOKENS, default="32", show_default=True)
@@ -145,9 +145,7 @@ def _measure(run: Run, workload: Workload, count: Callable[[str], int]) -> list[
     console = Console(stderr=True)
     sessions = workload.sessions(count)
     if run.warmup:
-        first = dataclasses.replace(
-            workload, requests=run.warmup, seed=workload.seed + 1, rate=None, speed=1e9
-        ).sessions(count)
+        first = workload.warm_up(run.warmup).sessions(count)
         warm = run_load(run.asking, first, Pace(1), console, "warm-up")
         wrong = next((sample.error for sample in warm if sample.error), None)
         if wrong is not None:

@@ -1,6 +1,6 @@
 """What `plait bench` is told, checked: ranges of numbers, datasets, and what goes with what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -76,6 +76,13 @@ class Workload:
     def is_timed(self) -> bool:
         """Whether it is an open loop."""
         return self.rate is not None or self.dataset == "trace"
+
+    def warm_up(self, requests: int) -> "Workload":
+        """Sessions of the kind, all at once; a trace's own ones would be cached when they count."""
+        dataset, file = ("random", None) if self.dataset == "trace" else (self.dataset, self.file)
+        return replace(
+            self, dataset=dataset, file=file, requests=requests, seed=self.seed + 1, rate=None
+        )
 
     def sessions(self, count: CountTokens) -> list[Session]:
         """All of them, each with its time where it is an open loop. Raises click.UsageError."""

@@ -11,6 +11,7 @@ from client.bench.datasets.files import agents, sharegpt, trace
 from client.bench.datasets.prompts import PromptMaker
 from client.bench.datasets.records import BadFile
 from client.bench.datasets.synthetic import random_lengths, shared_prefix
+from client.bench.options import Workload
 from client.bench.workload import History, Sampling, Session, Turn
 
 IDS, WORDS = PromptMaker(as_ids=True, vocab=200), PromptMaker(as_ids=False)
@@ -135,3 +136,15 @@ def test_what_a_session_asks() -> None:
     ids = History(Session(turns), Sampling(chat=True), "m")
     ids.ask(Turn((1, 2), 1))
     assert ids.ask(Turn((3,), 1))[1]["prompt"] == [1, 2, 3]
+
+
+def test_a_trace_is_not_warmed_up_with_its_own_prompts(tmp_path: Path) -> None:
+    """They would be in the server's cache when they count."""
+    row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
+    path = write(tmp_path / "trace.jsonl", row, row)
+    workload = Workload(
+        "trace", path, 2, (64, 64), (32, 32), 512, 8, 1000, True, None, 2.0, seed=0
+    )  # fmt: skip
+    timed, first = workload.sessions(len), workload.warm_up(2).sessions(len)
+    assert len(timed) == len(first) == 2 and all(session.at_s is None for session in first)
+    assert {s.turns[0].prompt[:64] for s in timed}.isdisjoint(s.turns[0].prompt for s in first)
