@@ -150,6 +150,6 @@ def test_a_model_of_its_own(tmp_path: Path) -> None:
     with chatting(tmp_path, *asked) as terminal:
         terminal.wait_for("SmolLM2-135M-Instruct.*/help for help.*> ", START_S)
         terminal.type("What is the capital of France?\n")
-        assert "Paris" in terminal.wait_for(r"tokens · [\d.]+ tokens/s", START_S)
+        assert "Paris" in terminal.wait_for(r"tokens · [\d.]+ tokens/s.*> ", START_S)
         terminal.type("\x04")
         assert terminal.wait_end() == 0
