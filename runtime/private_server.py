@@ -14,9 +14,10 @@ from typing import Final
 from client.target import Target
 from engine.config import EngineConfig
 from httpd.auth import Keyring
+from runtime.address import address_of, listen
 from runtime.config import ServerConfig
 from runtime.report import LoadingReport
-from runtime.serve import address_of, listen, load_real
+from runtime.serve import load_real
 from runtime.server import Server
 from runtime.version import plait_version
 

@@ -5,13 +5,10 @@ the engine thread: a wrong flag is answered at once, and /health within a second
 """
 
 import dataclasses
-import errno
 import faulthandler
 import logging
 import os
-import resource
 import signal
-import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ from engine.limits import check_settings
 from engine.model_config import ModelConfig, read_model_config
 from engine.sharding import share_of
 from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
+from runtime.address import address_of, allow_many_files, listen
 from runtime.capacity.estimate import Asked
 from runtime.capacity.host import multiplies_bfloat16
 from runtime.checkpoint import find_checkpoint
@@ -50,15 +48,6 @@ from runtime.version import plait_version
 
 log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 4096
-# Connections inherit these: a client whose machine went without a word is found out in 2 minutes.
-_SOCKET_OPTIONS: Final = (
-    ((socket.SOL_SOCKET, socket.SO_REUSEADDR), 1),
-    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 15),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 4),
-)
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -263,7 +252,7 @@ def run(
     as_log = config.log_format == "json"
     set_up_logging(config.log_format)
     faulthandler.enable()
-    _allow_many_files()
+    allow_many_files()
     listening = listen(config)
     address = address_of(config, listening)
     report = LoadingReport(as_log=as_log)
@@ -304,40 +293,6 @@ def load_real(config: ServerConfig, ranks: RankZero | None = None) -> Load:
         return load_engine(config, progress, ranks)
 
     return load
-
-
-def _allow_many_files() -> None:
-    """A connection is a file, and the usual limit of 1024 is fewer than the clients of a server."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def listen(config: ServerConfig) -> socket.socket:
-    """A listening socket: connections wait in its queue until the HTTP loop takes them."""
-    listening: socket.socket | None = None
-    try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        listening = socket.socket(family, kind, protocol)
-        for option, value in _SOCKET_OPTIONS:
-            listening.setsockopt(*option, value)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        if listening is not None:
-            listening.close()
-        hint = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
-        raise click.ClickException(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}{hint}"
-        ) from error
-    return listening
-
-
-def address_of(config: ServerConfig, listening: socket.socket) -> str:
-    scheme = "http" if config.tls_cert is None else "https"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
 if __name__ == "__main__":

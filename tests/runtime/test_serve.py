@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from engine.config import EngineConfig
 from httpd.auth import Keyring
 from runtime import serve
+from runtime.address import listen
 from runtime.checkpoint import find_checkpoint, find_config
 from runtime.config import ServerConfig
 from runtime.gil import is_free_threaded_build
@@ -234,7 +235,7 @@ def test_a_port_in_use_is_told_without_a_stack(tmp_path: Path) -> None:
         with pytest.raises(
             click.ClickException, match="cannot listen on 127.0.0.1 port .*--port 0"
         ):
-            serve.listen(config)
+            listen(config)
 
 
 def test_a_folder_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
