@@ -184,7 +184,7 @@ def _on_cuda(config: EngineConfig, model: Decoder) -> _Built:
     from engine.cuda_executor import CudaExecutor
     from engine.cuda_memory import measure_step_bytes
     from engine.flashinfer_prefill import find_flashinfer
-    from engine.forward import buckets_up_to
+    from engine.graph_sizes import buckets_up_to
 
     context = asked_context(config, model.config)
     buckets: tuple[int, ...] = ()

@@ -21,13 +21,14 @@ from engine.attention import DecodeAttentions, has_decode_kernel
 from engine.descriptor import HEADER_WORDS, SEGMENT_WORDS, StepDescriptor, decode
 from engine.flashinfer_prefill import FlashInferPrefill
 from engine.forward import AnySampler, DecodeRunner, Parts, PrefillRunner, SegmentIndex
+from engine.graph_sizes import MOST_TOKENS
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
 from engine.pager import Pager
 from engine.redraw import Redraw
 from engine.request import Int32Array
 from engine.scoring import SampledScores, StepScores
-from engine.small_steps import MOST_TOKENS, SmallStepRunner
+from engine.small_steps import SmallStepRunner
 from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler

@@ -24,16 +24,6 @@ from gpu_ops.device_rows import DeviceRows, position_slots
 
 Tensor = torch.Tensor
 
-# A bucket's padding costs little where rows are few or many; between, graphs are 8 to 32 apart.
-_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
-
-
-def buckets_up_to(most: int) -> tuple[int, ...]:
-    """Numbers of rows that get a graph, ascending; the last is `most`, or 256 if that is less."""
-    most = min(most, _BUCKETS[-1])
-    return (*(bucket for bucket in _BUCKETS if bucket < most), most)
-
-
 # Tokens times weights of a layer, up to where launching takes longer than computing: there
 # FlashInfer loses, whose host time is more. 1 x 1,024 tokens of 0.6B took 13.3 ms, 9.7 with torch;
 # but 4 x 4,096 tokens 45.8 and 56.0 ms, and 1 x 1,024 tokens of 14B 46.9 and 47.4.

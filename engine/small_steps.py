@@ -6,7 +6,6 @@ the number of tokens, and weights are read once for prompts and decode rows toge
 by each token for itself, so prompts behind a long context are left to `PrefillRunner`.
 """
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -14,15 +13,14 @@ import torch
 from engine.attention import DecodeAttentions
 from engine.descriptor import StepDescriptor
 from engine.forward import Parts
+from engine.graph_sizes import token_buckets_up_to
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.device_rows import prepare_tokens
 from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
 
-MOST_TOKENS: Final = 256  # of a small step, prompts' and decode rows' together
 MOST_KEYS_READ: Final = 65_536  # by a step's prompt tokens: as much as a full decode step reads
-_BUCKETS: Final = (16, 32, 64, 96, 128, 192, 256)
 
 
 class SmallStepRunner:
@@ -39,12 +37,13 @@ class SmallStepRunner:
         self._parts, self._attentions = parts, attentions
         self._tokens = TokenInputs.allocate(most_tokens, device)
         self._q_indptr = torch.arange(most_tokens + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its `hidden`
+        # By tokens, the largest first; and its `hidden`.
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """Numbers of tokens that get a graph."""
-        return tuple(bucket for bucket in _BUCKETS if bucket <= len(self.ids))
+        return token_buckets_up_to(len(self.ids))
 
     def takes(self, step: StepDescriptor) -> bool:
         """Whether a step with prefill segments is a small one."""
@@ -71,7 +70,7 @@ class SmallStepRunner:
         segments [n, 4], tokens [m], decode_rows [d]  int32 on the device
         """
         parts, count = self._parts, len(tokens) + len(decode_rows)
-        padded = next((bucket for bucket in self._graphs_ascending() if bucket >= count), count)
+        padded = next((bucket for bucket in reversed(self._graphs) if bucket >= count), count)
         state, prepared = parts.rows.step, self._tokens.first(padded)
         prepare_tokens(segments, tokens, decode_rows, state, parts.page_size, prepared)
         if padded in self._graphs:
@@ -83,9 +82,6 @@ class SmallStepRunner:
     def positions(self, first: int, end: int) -> Tensor:
         """[end - first] int32, of what was drawn for those tokens."""
         return self._tokens.inputs.kv_lens[first:end]
-
-    def _graphs_ascending(self) -> Sequence[int]:
-        return sorted(self._graphs)
 
     def _prepare_padding(self, n: int) -> None:
         """Tokens of the dummy row alone."""

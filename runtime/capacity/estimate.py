@@ -27,6 +27,7 @@ from engine.footprint import (
     rope_bytes,
     workspace_bytes,
 )
+from engine.graph_sizes import MOST_TOKENS, buckets_up_to, token_buckets_up_to
 from engine.limits import (
     LEAST_CAPABILITY,
     asked_context,
@@ -53,7 +54,6 @@ CONTEXT_BYTES: Final = 1 << 30
 # One CUDA graph of a decode step, for each of the model's layers. They share one pool, which is
 # smaller than what a prefill leaves.
 GRAPH_LAYER_BYTES: Final = 100 << 10
-_GRAPHS: Final = 18  # of the sizes up to 256 rows: engine/forward.py
 # Prompt and output tokens of public capacity tables.
 CELLS: Final = ((128, 128), (1024, 128), (128, 1024), (2048, 2048), (8192, 512))
 _BATCHES: Final = (1, 8, 32, 64, 128, 256, 512, 1024)
@@ -154,9 +154,11 @@ class _Sizes:
             rows=config.max_running,
             context=context,
         )
-        graphs = 0
+        sizes: tuple[int, ...] = ()
         if config.cuda_graph_max_rows:
-            graphs = _GRAPHS * self.model.layers * GRAPH_LAYER_BYTES
+            most = min(config.max_running, config.cuda_graph_max_rows)
+            sizes = (*buckets_up_to(most), *token_buckets_up_to(MOST_TOKENS))
+        graphs = len(sizes) * self.model.layers * GRAPH_LAYER_BYTES
         return self._split(
             ranks,
             free=min(free) if free else 0,

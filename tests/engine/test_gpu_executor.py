@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.cuda_executor import CudaExecutor
 from engine.descriptor import StepDescriptor
-from engine.forward import buckets_up_to
+from engine.graph_sizes import buckets_up_to
 from engine.load import load_model
 from engine.request import Request, SamplingParams
 from engine.small_steps import MOST_KEYS_READ
