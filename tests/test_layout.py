@@ -33,9 +33,9 @@ TORCH_FREE = (
     "detokenizer", "text_decoder", "tokenizer", "chat_template", "generation_config", "errors",
     "stopping", "reasoning", "until_marker", "config", "rope", "model_config", "limits",
     "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
-    "graph_sizes", "policies", "host_tier", "batch", "commit", "retraction", "timeouts", "step_cost",
+    "policies", "host_tier", "batch", "commit", "retraction", "timeouts", "step_cost",
     "step_trace", "footprint", "request_times", "step_counters", "sharding", "broadcast",
-    "bad_words", "preparation", "cache_outline", "pressure",
+    "bad_words", "preparation", "cache_outline", "pressure", "graph_sizes",
     "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 
