@@ -153,9 +153,9 @@ def _built(config: EngineConfig, model: Decoder) -> _Built:
 
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
     ranks = _ranks(model.group)
-    # The host tier takes its memory as it is filled.
-    available = max(0, available_bytes() // ranks - host_bytes(config))
-    budget = pool_budget(config, available, on_cpu=True)
+    # The host tiers take their memory as they are filled.
+    available = max(0, available_bytes() - ranks * host_bytes(config))
+    budget = pool_budget(config, available, on_cpu=True) // ranks
     pages = _pool_pages(config, model, budget)
     max_model_len = longest_request(config, model.config, (pages - 1) * config.page_size)
     executor = CpuExecutor(

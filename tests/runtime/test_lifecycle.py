@@ -185,7 +185,7 @@ def test_stacks_on_demand() -> None:
     with serving() as server:
         server.ready()
         told = server.post("/debug/stacks", {})
-        for thread in ("http", "engine", "detokenizer", "tokenizer-0", "monitor", "MainThread"):
+        for thread in ("http-0", "engine", "detokenizer", "tokenizer-0", "monitor", "MainThread"):
             assert f"Thread {thread}:" in told.text
         server.process.send_signal(signal.SIGUSR1)
         server.wait_for("all threads:")
