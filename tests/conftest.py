@@ -1,11 +1,18 @@
 """What every test needs to know: which tests this machine can run, and that the GIL is off."""
 
+import signal
 import sys
 import sysconfig
 
 import pytest
 
 import engine  # noqa: F401  (sets what torch reads once, before any test loads torch)
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background jobs ignore Ctrl-C, and so would the programs that tests interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
