@@ -5,21 +5,14 @@ memory these pieces lie side by side.
 """
 
 import ctypes
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
 from engine.descriptor import PAGE_OUT
 from engine.kv_cache import KvCache
 from engine.request import Int32Array
-
-
-class CopyRows(Protocol):
-    """Copies `rows` pieces of `width` bytes between addresses that are `pitch` apart."""
-
-    def __call__(
-        self, to: int, to_pitch: int, source: int, source_pitch: int, width: int, rows: int
-    ) -> None: ...
+from gpu_ops.rows_copy import RowsCopy
 
 
 class HostPages:
@@ -29,7 +22,7 @@ class HostPages:
     copy_rows  how a page is copied; it may return before it is done
     """
 
-    def __init__(self, cache: KvCache, slots: int, copy_rows: CopyRows) -> None:
+    def __init__(self, cache: KvCache, slots: int, copy_rows: Callable[[RowsCopy], None]) -> None:
         pages, *_ = cache.keys[0].shape
         self._width = cache.keys[0][0].nbytes
         self._rows = 2 * len(cache.keys)
@@ -50,14 +43,12 @@ class HostPages:
         for direction, page, slot in copies.tolist():
             device, host = self._device + page * width, self._host + slot * slot_bytes
             if direction == PAGE_OUT:
-                self._copy_rows(host, width, device, pitch, width, rows)
+                self._copy_rows(RowsCopy(host, width, device, pitch, width, rows))
             else:
-                self._copy_rows(device, pitch, host, width, width, rows)
+                self._copy_rows(RowsCopy(device, pitch, host, width, width, rows))
 
 
-def copy_rows_at_once(
-    to: int, to_pitch: int, source: int, source_pitch: int, width: int, rows: int
-) -> None:
+def copy_rows_at_once(copy: RowsCopy) -> None:
     """Within host memory: done on return."""
-    for row in range(rows):
-        ctypes.memmove(to + row * to_pitch, source + row * source_pitch, width)
+    for to, source in copy.addresses():
+        ctypes.memmove(to, source, copy.width)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpu_ops.cuda_launch import copy_no_sync, copy_rows_no_sync, pin_memory, unpin_memory
+from gpu_ops.rows_copy import RowsCopy
 
 
 class Event(Protocol):
@@ -57,17 +58,8 @@ class Streams(Protocol):
         """Copies between two addresses, of the device or of pinned memory."""
         ...
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        rows: int,
-        stream: Stream,
-    ) -> None:
-        """As `engine.host_pages.CopyRows`, between the device and pinned memory."""
+    def copy_rows(self, copy: RowsCopy, stream: Stream) -> None:
+        """Between the device and pinned memory."""
         ...
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
@@ -111,17 +103,8 @@ class CudaStreams:
     def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
         copy_no_sync(to, source, size_bytes, stream.cuda_stream)
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        rows: int,
-        stream: Stream,
-    ) -> None:
-        copy_rows_no_sync(to, to_pitch, source, source_pitch, width, rows, stream.cuda_stream)
+    def copy_rows(self, copy: RowsCopy, stream: Stream) -> None:
+        copy_rows_no_sync(copy, stream.cuda_stream)
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
         pin_memory(memory.ctypes.data, memory.nbytes)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from engine.host_pages import copy_rows_at_once
 from engine.streams import Event, Stream
+from gpu_ops.rows_copy import RowsCopy
 
 
 class HostEvent:
@@ -62,17 +63,8 @@ class HostStreams:
     def copy(self, to: int, source: int, size_bytes: int, stream: Stream) -> None:
         ctypes.memmove(to, source, size_bytes)
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        rows: int,
-        stream: Stream,
-    ) -> None:
-        copy_rows_at_once(to, to_pitch, source, source_pitch, width, rows)
+    def copy_rows(self, copy: RowsCopy, stream: Stream) -> None:
+        copy_rows_at_once(copy)
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
         """Nothing of a host's memory moves."""

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from gpu_ops.cuda_compile import compiled
+from gpu_ops.rows_copy import RowsCopy
 
 _CLUSTER_DIMENSION: Final = 4  # CUlaunchAttributeID
 _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
@@ -217,22 +218,21 @@ class _Copy2D(ctypes.Structure):
     )
 
 
-def copy_rows_no_sync(
-    to: int, to_pitch: int, source: int, source_pitch: int, width: int, rows: int, stream: int
-) -> None:
-    """Copies rows of `width` bytes, `pitch` bytes apart, of a device or pinned memory, on a stream.
+def copy_rows_no_sync(copy: RowsCopy, stream: int) -> None:
+    """Copies between a device and pinned memory, on a stream.
 
     One call, unless the rows are too far apart for the driver. Raises CudaError.
     """
-    if max(to_pitch, source_pitch) > _MOST_PITCH:
-        for row in range(rows):
-            copy_no_sync(to + row * to_pitch, source + row * source_pitch, width, stream)
+    if max(copy.to_pitch, copy.source_pitch) > _MOST_PITCH:
+        for to, source in copy.addresses():
+            copy_no_sync(to, source, copy.width, stream)
         return
-    copy = _Copy2D(
-        source_type=_UNIFIED, source_device=source, source_pitch=source_pitch,
-        to_type=_UNIFIED, to_device=to, to_pitch=to_pitch, width=width, rows=rows,
+    both = _Copy2D(
+        source_type=_UNIFIED, source_device=copy.source, source_pitch=copy.source_pitch,
+        to_type=_UNIFIED, to_device=copy.to, to_pitch=copy.to_pitch, width=copy.width,
+        rows=copy.rows,
     )  # fmt: skip
-    check(driver().cuMemcpy2DAsync_v2(ctypes.byref(copy), _pointer(stream)), "copy of rows")
+    check(driver().cuMemcpy2DAsync_v2(ctypes.byref(both), _pointer(stream)), "copy of rows")
 
 
 def pin_memory(address: int, size_bytes: int) -> None:

@@ -31,6 +31,7 @@ from engine.request import Int32Array, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.streams import Event, Stream
 from gpu_ops.plain_decode import PlainSampler
+from gpu_ops.rows_copy import RowsCopy
 from tests.checkpoints import VOCAB
 from tests.fakes_executor import fake_engine
 from tests.fakes_streams import HostEvent, HostStream, HostStreams
@@ -216,19 +217,10 @@ class LoggedStreams(HostStreams):
 
         return Logged()
 
-    def copy_rows(
-        self,
-        to: int,
-        to_pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        rows: int,
-        stream: Stream,
-    ) -> None:
+    def copy_rows(self, copy: RowsCopy, stream: Stream) -> None:
         assert stream is self.pages
         self.log.append("copy")
-        super().copy_rows(to, to_pitch, source, source_pitch, width, rows, stream)
+        super().copy_rows(copy, stream)
 
 
 def test_a_step_waits_for_earlier_copies_and_for_its_own_only_where_it_must(
