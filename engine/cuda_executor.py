@@ -98,7 +98,7 @@ class CudaExecutor:
     def capture_small_steps(self) -> None:
         """CUDA graphs for steps with few tokens. Blocks until they are there."""
         with self._capturing():
-            self._small.capture(self._streams.forward, self._decode.pool)
+            self._small.capture(self._streams.forward, self._decode.graphs.pool)
 
     @property
     def small_step_buckets(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import torch
 from engine.attention import DecodeAttentions, PrefillPlan
 from engine.descriptor import StepDescriptor
 from engine.flashinfer_prefill import FlashInferPrefill
+from engine.graphs import ForwardGraphs
 from engine.kv_cache import KvCache
 from engine.models.decoder import Decoder
 from engine.request import Int32Array
@@ -75,35 +76,15 @@ class DecodeRunner:
         self._inputs = decode_inputs(most, device)
         self._q_indptr = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.hidden = torch.empty((0, 0), device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its `hidden`
-        self._bucket_of = np.arange(most + 1)  # rows → rows that run, padding included
-        self.pool: Any = None  # the graphs' memory, once there is one
+        self.graphs = ForwardGraphs()
 
     def capture(self, buckets: Sequence[int], stream: Any) -> None:
-        """Graphs for these numbers of rows, on the device's own stream; call it while idle.
-
-        All share one memory pool, so the largest comes first.
-        """
-        for bucket in sorted(buckets, reverse=True):
-            self._forward(bucket)  # outside of a graph: libraries set themselves up on first use
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, stream=stream):
-                hidden = self._forward(bucket)
-            self.pool = self.pool or graph.pool()
-            self._graphs[bucket] = graph, hidden
-        ascending = sorted(self._graphs)
-        covered = np.arange(ascending[-1] + 1)
-        self._bucket_of[covered] = np.array(ascending)[np.searchsorted(ascending, covered)]
+        """Graphs for these numbers of rows; as `ForwardGraphs.capture`."""
+        self.graphs.capture(buckets, self._forward, stream)
 
     def run(self, rows: int) -> Tensor:
         """One token for each of the first `rows` decode rows: [rows] int32, until the next step."""
-        padded = int(self._bucket_of[rows])
-        graph = self._graphs.get(padded)
-        if graph is None:
-            self.hidden = self._forward(rows)
-        else:
-            graph[0].replay()
-            self.hidden = graph[1]
+        self.hidden = self.graphs.run(self.graphs.padded(rows), self._forward)
         return self.ids[:rows]
 
     def positions(self, rows: int) -> Tensor:
@@ -208,5 +189,5 @@ class PrefillRunner:
         model, plan = self._parts.model, self._flashinfer.plan
         return {
             window: plan(index.q_starts, index.kv_starts, model.scale, window)
-            for window in sorted(set(model.config.windows), key=lambda window: window or 0)
+            for window in set(model.config.windows)
         }

@@ -14,6 +14,7 @@ from engine.attention import DecodeAttentions
 from engine.descriptor import StepDescriptor
 from engine.forward import Parts
 from engine.graph_sizes import token_buckets_up_to
+from engine.graphs import ForwardGraphs
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.device_rows import prepare_tokens
 from gpu_ops.token_inputs import TokenInputs
@@ -37,8 +38,7 @@ class SmallStepRunner:
         self._parts, self._attentions = parts, attentions
         self._tokens = TokenInputs.allocate(most_tokens, device)
         self._q_indptr = torch.arange(most_tokens + 1, dtype=torch.int32, device=device)
-        # By tokens, the largest first; and its `hidden`.
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs = ForwardGraphs()
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -54,41 +54,33 @@ class SmallStepRunner:
         return int((count * start + count * (count + 1) // 2).sum()) <= MOST_KEYS_READ
 
     def capture(self, stream: Any, pool: Any) -> None:
-        """A graph for each bucket, on the device's own stream; call it while idle."""
-        for bucket in reversed(self.buckets):
-            self._prepare_padding(bucket)
-            self._forward(bucket)  # outside of a graph: libraries set themselves up on first use
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                hidden = self._forward(bucket)
-            pool = pool or graph.pool()
-            self._graphs[bucket] = graph, hidden
+        """A graph for each bucket, with memory of `pool`; as `ForwardGraphs.capture`."""
+        if not self.buckets:
+            return
+        self._prepare_padding()
+        self._graphs.pool = pool
+        self._graphs.capture(self.buckets, self._forward, stream)
 
     def run(self, segments: Tensor, tokens: Tensor, decode_rows: Tensor) -> None:
         """Leaves `ids` and `hidden`: of the segments' tokens, then of the decode rows.
 
         segments [n, 4], tokens [m], decode_rows [d]  int32 on the device
         """
-        parts, count = self._parts, len(tokens) + len(decode_rows)
-        padded = next((bucket for bucket in reversed(self._graphs) if bucket >= count), count)
+        parts, padded = self._parts, self._graphs.padded(len(tokens) + len(decode_rows))
         state, prepared = parts.rows.step, self._tokens.first(padded)
         prepare_tokens(segments, tokens, decode_rows, state, parts.page_size, prepared)
-        if padded in self._graphs:
-            graph, self.hidden = self._graphs[padded]
-            graph.replay()
-        else:
-            self.hidden = self._forward(padded)
+        self.hidden = self._graphs.run(padded, self._forward)
 
     def positions(self, first: int, end: int) -> Tensor:
         """[end - first] int32, of what was drawn for those tokens."""
         return self._tokens.inputs.kv_lens[first:end]
 
-    def _prepare_padding(self, n: int) -> None:
-        """Tokens of the dummy row alone."""
+    def _prepare_padding(self) -> None:
+        """Tokens of the dummy row alone: what graphs of any size are captured with."""
         device = self.ids.device
         segments = torch.empty((0, 4), dtype=torch.int32, device=device)
         none, state = segments.view(-1), self._parts.rows.step
-        prepare_tokens(segments, none, none, state, self._parts.page_size, self._tokens.first(n))
+        prepare_tokens(segments, none, none, state, self._parts.page_size, self._tokens)
 
     def _forward(self, n: int) -> Tensor:
         parts, tokens = self._parts, self._tokens.first(n)

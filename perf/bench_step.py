@@ -152,12 +152,13 @@ def prefill_part_s(timed: TimedExecutor) -> float:
 def replay_host_ms(executor: CudaExecutor) -> dict[int, float]:
     """Host time of launching a decode graph, by rows, on an idle device."""
     found = {}
-    for rows, (graph, _) in sorted(executor._decode._graphs.items()):
+    decode = executor._decode
+    for rows in decode.graphs.sizes:
         times = []
         for _ in range(9):
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            graph.replay()
+            decode.graphs.run(rows, decode._forward)
             times.append(1e3 * (time.perf_counter() - begun))
         found[rows] = round(statistics.median(times), 4)
     torch.cuda.synchronize()
