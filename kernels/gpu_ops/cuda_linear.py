@@ -127,20 +127,14 @@ class ManyTuning:
 
 def many_linear(x: Tensor | Unnormed, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
     """x weightᵀ, [n, out]; of rows that are not normed yet, the product of the normed ones."""
-    rows = x.x if isinstance(x, Unnormed) else x
-    out = rows.new_empty((len(rows), len(weight)))
-    _launch_many(x, weight, out, _After.STORE, tuning)
-    return out
+    return _launch_many(x, weight, _After.STORE, tuning)
 
 
 def many_linear_silu_mul(
     x: Tensor | Unnormed, weight: Tensor, tuning: ManyTuning | None = None
 ) -> Tensor:
     """silu_mul of `many_linear`, [n, out / 2]; the weight is gate, then up."""
-    rows = x.x if isinstance(x, Unnormed) else x
-    out = rows.new_empty((len(rows), len(weight) // 2))
-    _launch_many(x, weight, out, _After.SILU_MUL, tuning)
-    return out
+    return _launch_many(x, weight, _After.SILU_MUL, tuning)
 
 
 def many_linear_add_(
@@ -154,23 +148,22 @@ def many_linear_add_(
     """residual [n, out] += x weightᵀ, the product rounded before; returns its norm, half done."""
     rows, outputs = residual.shape
     squares = torch.empty((outputs // _BLOCK_ROWS, rows), device=x.device)
-    after = Unnormed(torch.empty_like(residual), squares, eps)
-    _launch_many(x, weight, after.x, _After.ADD, tuning, (residual, norm, squares))
-    return after
+    out = _launch_many(x, weight, _After.ADD, tuning, (residual, norm, squares))
+    return Unnormed(out, squares, eps)
 
 
 def _launch_many(
     x: Tensor | Unnormed,
     weight: Tensor,
-    out: Tensor,
     after: _After,
     tuning: ManyTuning | None,
     added: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> None:
+) -> Tensor:
     """`added`: the residual, the norm after it, and where its squares go."""
     normed = isinstance(x, Unnormed)
     source, squares, eps = (x.x, x.squares, x.eps) if isinstance(x, Unnormed) else (x, None, 0.0)
     (rows, size), outputs = source.shape, weight.shape[0]
+    out = source.new_empty((rows, outputs // 2 if after == _After.SILU_MUL else outputs))
     tuning = tuning or many_tuning(rows, outputs, size, multiprocessors(weight.device))
     columns, splits = tuning.columns, tuning.splits
     shared_bytes = tuning.stages * _stage_bytes(columns) + 1024
@@ -184,6 +177,7 @@ def _launch_many(
         float(size), eps, *pointers,
         shared_bytes=shared_bytes, cluster=splits,
     )  # fmt: skip
+    return out
 
 
 @functools.cache
