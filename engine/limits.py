@@ -22,6 +22,18 @@ def check_settings(config: EngineConfig, model: ModelConfig) -> None:
     longest_request(config, model, pool)
 
 
+def dtype_name(asked: str, checkpoint: str, *, on_cpu: bool, cpu_bfloat16: bool) -> str:
+    """The dtype that `asked` stands for.
+
+    "auto" is bfloat16 on a GPU; on a CPU float32, unless the checkpoint is bfloat16 and the CPU
+    multiplies it natively (`cpu_bfloat16`).
+    """
+    if asked != "auto":
+        return asked
+    native = checkpoint == "bfloat16" and cpu_bfloat16
+    return "float32" if on_cpu and not native else "bfloat16"
+
+
 def host_slots(config: EngineConfig, page_bytes: int) -> int:
     """Pages that `host_cache_gib` holds; 0 where there is to be no host tier.
 

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import torch
 
+from engine.limits import dtype_name
 from engine.model_config import ModelConfig, read_model_config
 from engine.models.decoder import Decoder
 from engine.sharding import Share, share_of
@@ -70,17 +71,9 @@ def outline(share: Share, dtype: torch.dtype, positions: int) -> Decoder:
 
 
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype that `name` stands for.
-
-    "auto" is bfloat16 on a GPU; on a CPU float32, unless it multiplies bfloat16 natively and the
-    checkpoint is bfloat16.
-    """
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cpu":
-        native = config.dtype == "bfloat16" and _cpu_multiplies_bfloat16()
-        return torch.bfloat16 if native else torch.float32
-    return torch.bfloat16
+    """The dtype that `name` stands for, as `limits.dtype_name` says."""
+    on_cpu, native = device.type == "cpu", _cpu_multiplies_bfloat16()
+    return _DTYPES[dtype_name(name, config.dtype, on_cpu=on_cpu, cpu_bfloat16=native)]
 
 
 def _cpu_multiplies_bfloat16() -> bool:

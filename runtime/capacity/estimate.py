@@ -31,6 +31,7 @@ from engine.graph_sizes import MOST_TOKENS, buckets_up_to, token_buckets_up_to
 from engine.limits import (
     LEAST_CAPABILITY,
     asked_context,
+    dtype_name,
     longest_request,
     pool_budget,
     pool_pages,
@@ -270,12 +271,9 @@ def _used_gpus(device: str, gpus: Sequence[Gpu], notes: list[str]) -> list[Gpu]:
 
 
 def _dtype(asked: Asked, on_cpu: bool) -> str:
-    """As `engine.load.resolve_dtype`."""
-    if asked.config.dtype != "auto":
-        return asked.config.dtype
-    if on_cpu and not (asked.model.dtype == "bfloat16" and asked.cpu_bfloat16):
-        return "float32"
-    return "bfloat16"
+    return dtype_name(
+        asked.config.dtype, asked.model.dtype, on_cpu=on_cpu, cpu_bfloat16=asked.cpu_bfloat16
+    )
 
 
 def _notes_on(devices: Gpus) -> list[str]:
