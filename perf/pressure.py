@@ -25,10 +25,11 @@ from typing import Any, Final
 import click
 import httpx
 
+from client.events import EventReader, text_of
 from client.target import Target, new_client
 from perf.results import save
 from perf.serving import Served, serving
-from perf.soak import checkpoint
+from perf.soak import WrongAnswer, checkpoint, chunks_in
 
 VOCAB: Final = 256
 AT_ONCE: Final = 48
@@ -54,10 +55,6 @@ class Round:
     wall_s: float
 
 
-class WrongAnswer(Exception):
-    """What no memory, however short, may lead to."""
-
-
 def questions(model: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Bodies of requests, some of which begin alike."""
     dice = random.Random(seed)
@@ -78,19 +75,18 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], events: int | Non
 
     Raises WrongAnswer for an error.
     """
-    text, seen = "", 0
+    text, seen, reader = "", 0, EventReader()
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise WrongAnswer(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]" or (events is not None and seen >= events):
-                return text
-            if line.startswith("data: "):
-                event = json.loads(line.removeprefix("data: "))
-                if "error" in event:
-                    raise WrongAnswer(str(event["error"]))
-                text += event["choices"][0]["text"]
+        async for part in response.aiter_raw():
+            for chunk in chunks_in(part, reader):
+                if events is not None and seen >= events:
+                    return text
+                text += text_of(chunk)
                 seen += 1
+            if reader.is_done:
+                return text
     raise WrongAnswer(f"the stream ended after {text!r}, without its end")
 
 

@@ -20,7 +20,6 @@ Passes where
 """
 
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -38,6 +37,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from client.events import EventReader, StreamError, text_of
 from client.target import Target, new_client
 from perf.readings import REST_S, Reading, errors_in, is_at_rest, read_server
 from perf.results import save
@@ -173,28 +173,28 @@ class Visitor:
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 raise WrongAnswer(f"{response.status_code}: {(await response.aread()).decode()}")
-            events = 0
-            async for line in response.aiter_lines():
-                if line == "data: [DONE]":
+            events, reader = 0, EventReader()
+            async for part in response.aiter_raw():
+                for chunk in chunks_in(part, reader):
+                    text += text_of(chunk)
+                    events += 1
+                    if not case.text.startswith(text):
+                        raise WrongAnswer(f"{text!r}, which is no beginning of {case.text!r}")
+                    if patience is not None and events > patience:
+                        return "left a stream"
+                if reader.is_done:
                     if text != case.text:
                         raise WrongAnswer(f"{text!r} instead of {case.text!r}")
                     return "read a stream"
-                if line.startswith("data: "):
-                    text += _text_of(line)
-                    events += 1
-                if not case.text.startswith(text):
-                    raise WrongAnswer(f"{text!r}, which is no beginning of {case.text!r}")
-                if patience is not None and events > patience:
-                    return "left a stream"
         raise WrongAnswer(f"the stream ended after {text!r}, without its end")
 
 
-def _text_of(line: str) -> str:
-    event = json.loads(line.removeprefix("data: "))
-    if "error" in event:
-        raise WrongAnswer(f"{event['error']}")
-    text: str = event["choices"][0]["text"]
-    return text
+def chunks_in(part: bytes, reader: EventReader) -> list[dict[str, Any]]:
+    """What a part of a stream completes. Raises WrongAnswer for an error."""
+    try:
+        return reader.feed(part)
+    except StreamError as error:
+        raise WrongAnswer(str(error)) from error
 
 
 async def house(target: Target, cases: list[Case], ledger: Ledger, seed: int) -> None:
