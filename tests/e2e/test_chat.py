@@ -106,11 +106,16 @@ def test_ctrl_c_stops_the_answer_and_the_server(tiny: ServerProcess, tmp_path: P
         terminal.wait_for(r"\x1b\[2K")  # some of it was drawn, and is drawn again
         assert tiny.occupancy()["running"] == 1
         terminal.type("\x03")
-        terminal.wait_for("stopped")
+        # Nothing is typed before the prompt is back: Ctrl-C throws away what was typed before it,
+        # and so does a terminal whose mode is being changed.
+        terminal.wait_for("stopped.*> ")
         tiny.wait_at_rest()
-        terminal.type("\x03still there\\\n/x\n")
+        terminal.type("never sent\x03")
         terminal.wait_for("> ")
+        terminal.type("still there\\\n/x\n")
+        terminal.wait_for(r"\x1b\[2K")
         terminal.type("\x03")
+        terminal.wait_for("stopped.*> ")
         tiny.wait_at_rest(SOON_S)
         terminal.type("/exit\n")
         assert terminal.wait_end() == 0
