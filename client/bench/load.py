@@ -94,6 +94,7 @@ class Asking:
     sampling: Sampling
     count: CountTokens | None = None  # of a text, where the server sends no usage
     timeout_s: float | None = None  # for one whole answer
+    until_s: float | None = None  # time.perf_counter() after which no answer is waited for
 
     async def ask(
         self, client: httpx.AsyncClient, history: History, turn: Turn, sent_s: float
@@ -102,12 +103,16 @@ class Asking:
         answer, error = _Answer(), None
         path, body = history.ask(turn)
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self._wait_s()):
                 await self._read(client, path, body, answer)
             answer.check(turn, self.sampling, self.count)
         except (WrongAnswer, StreamError, TimeoutError, httpx.HTTPError) as failure:
             error = f"{type(failure).__name__}: {failure}".removeprefix("WrongAnswer: ")
         return answer.sample(sent_s, error)
+
+    def _wait_s(self) -> float | None:
+        left_s = None if self.until_s is None else self.until_s - time.perf_counter()
+        return min((s for s in (self.timeout_s, left_s) if s is not None), default=None)
 
     async def _read(
         self, client: httpx.AsyncClient, path: str, body: dict[str, Any], answer: _Answer

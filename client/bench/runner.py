@@ -44,13 +44,17 @@ class Pace:
 
 
 def run_load(
-    asking: Asking, sessions: Sequence[Session], pace: Pace, console: Console, title: str
-) -> list[Sample]:
-    """Sends all sessions and waits for every answer."""
+    asking: Asking, sessions: Sequence[Session], pace: Pace, console: Console, title: str,
+    *, transient: bool = False,
+) -> list[Sample]:  # fmt: skip
+    """Sends all sessions and waits for every answer.
+
+    transient  the bar goes once all have come, and is for terminals alone
+    """
     loads = pace.loads(asking, sessions)
     start_s = time.perf_counter() + _BEGIN_S
     running = [load.start(start_s) for load in loads]
-    with _progress(console) as progress:
+    with _progress(console, transient) as progress:
         bar = progress.add_task(title, total=turns_in(sessions), failed="")
         while any(thread.is_alive() for thread in running):
             _show(progress, bar, loads)
@@ -62,10 +66,11 @@ def run_load(
     return [sample for load in loads for sample in load.samples]
 
 
-def _progress(console: Console) -> Progress:
+def _progress(console: Console, transient: bool) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("[red]{task.fields[failed]}"), console=console,
+        transient=transient, disable=transient and not console.is_terminal,
     )  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""`plait capacity`: what this machine can carry, alone or with a model. Loads nothing."""
+"""`plait capacity`: what this machine can carry, alone or with a model.
+
+Loads nothing, but with --measure, which tries it.
+"""
 
 import dataclasses
 import json
@@ -14,10 +17,13 @@ from engine.limits import check_settings
 from engine.model_config import read_model_config
 from runtime.capacity.estimate import Asked, report_on
 from runtime.capacity.host import multiplies_bfloat16, read_host
+from runtime.capacity.measure_command import measure_options, measured, plan_of
 from runtime.capacity.nvml import Nvml
+from runtime.capacity.report import Capacity
 from runtime.capacity.table import show
-from runtime.checkpoint import find_config
+from runtime.checkpoint import find_checkpoint, find_config
 from runtime.flags import option
+from runtime.gil import restart_without_gil
 
 
 @click.command()
@@ -28,6 +34,7 @@ from runtime.flags import option
 )
 @click.option("--tp", "ranks", default=1, show_default=True, help="GPUs that share the model.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: as GET /capacity.")
+@measure_options
 @option("--device", "auto, cpu, cuda or cuda:N.")
 @option("--dtype", "auto, float32, float16 or bfloat16.")
 @option("--page-size", "The rest: as for plait serve.", type=int)
@@ -36,21 +43,44 @@ from runtime.flags import option
 @option("--prefill-budget", "", type=int)
 @option("--max-kv-tokens", "", type=int)
 @option("--memory-fraction", "", type=float)
-def capacity(model: str | None, ranks: int, as_json: bool, **flags: Any) -> None:
-    """Reports what this machine's GPUs can carry; loads nothing, and takes no memory."""
+def capacity(
+    model: str | None, ranks: int, as_json: bool, measure: bool, url: str | None, **flags: Any
+) -> None:
+    """Reports what this machine's GPUs can carry; without --measure it loads nothing."""
+    if measure:
+        restart_without_gil()
+    plan = plan_of(flags, measure=measure, url=url, model=model, ranks=ranks)
     try:
-        asked = None if model is None else asked_of(find_config(model), ranks, flags)
+        folder = None if model is None or url is not None else _folder(model, measure)
+        asked = None if folder is None else asked_of(folder, ranks, flags)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    told: dict[str, Any] = {}
+    report = None if url is not None else _report(asked)
+    if report is not None:
+        told = dataclasses.asdict(report)
+        if not as_json:
+            show(report, Console())
+    fits = asked is None or (report is not None and report.split is not None and report.split.fits)
+    all_answered = True
+    if plan is not None and fits:
+        told["measured"], all_answered = measured(plan, url, model, asked, is_shown=not as_json)
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    if not (fits and all_answered):
+        raise SystemExit(1)  # for scripts: it does not fit, or does not answer
+
+
+def _folder(model: str, whole: bool) -> Path:
+    """Raises ValueError where there is no such model."""
+    return find_checkpoint(model) if whole else find_config(model)
+
+
+def _report(asked: Asked | None) -> Capacity:
     nvml = Nvml()
     report = report_on(nvml.read(), read_host(), asked)
     nvml.close()
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(report), indent=2))
-    else:
-        show(report, Console())
-    if asked is not None and (report.split is None or not report.split.fits):
-        raise SystemExit(1)  # for scripts: it does not fit
+    return report
 
 
 def asked_of(folder: Path, ranks: int, flags: dict[str, Any]) -> Asked:

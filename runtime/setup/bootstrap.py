@@ -26,7 +26,7 @@ USAGE = """\
 Usage: ./plait [--python PROGRAM] COMMAND [ARGUMENTS]
 
   serve      serve a model over the OpenAI API
-  capacity   report what this machine's GPUs can carry; loads nothing
+  capacity   report what this machine's GPUs can carry; loads nothing but with --measure
   chat       chat with a model in the terminal
   bench      measure a server by its answers
   test       run the test suite; arguments go to pytest
