@@ -20,7 +20,14 @@ from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.typing import ASGIReceiveEvent, ConnectionState
+from hypercorn.typing import (
+    AppWrapper,
+    ASGIReceiveEvent,
+    ASGISendCallable,
+    ASGISendEvent,
+    ConnectionState,
+    Scope,
+)
 from hypercorn.utils import parse_socket_addr, wrap_app
 from starlette.types import ASGIApp
 
@@ -164,6 +171,29 @@ class AppTasks(TaskGroup):
         return put_or_replace
 
 
+class AppInTurns:
+    """The app as connections call it: until it answers, what it does is work on input."""
+
+    def __init__(self, app: AppWrapper, turns: Turns) -> None:
+        self._app, self._turns = app, turns
+
+    async def __call__(
+        self, scope: Scope, receive: Any, send: ASGISendCallable, *others: Any
+    ) -> None:
+        has_answered = False
+
+        async def send_answer(event: ASGISendEvent) -> None:
+            nonlocal has_answered
+            has_answered = True
+            await send(event)
+
+        async def call() -> None:
+            await self._turns.wait()
+            await self._app(scope, receive, send_answer, *others)
+
+        await self._turns.count(call(), lambda: not has_answered)
+
+
 async def serve_connections(
     app: ASGIApp,
     config: Config,
@@ -184,13 +214,14 @@ async def serve_connections(
     """
     context = WorkerContext(None)
     tasks: set[asyncio.Task[None]] = set()
-    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
-    tls = config.create_ssl_context()
     turns = Turns()
-    made_with = wrapped, asyncio.get_running_loop(), config, context, ConnectionState({})
+    counted = AppInTurns(wrap_app(app, config.wsgi_max_body_size, "asgi"), turns)  # type: ignore[arg-type]
+    tls = config.create_ssl_context()
+    made_with = counted, asyncio.get_running_loop(), config, context, ConnectionState({})
 
     def on_connection(connection: socket.socket) -> None:
-        task = asyncio.create_task(_serve_one(connection, tls, stall_timeout_s, turns, made_with))
+        serving = _serve_one(connection, tls, stall_timeout_s, turns, made_with)
+        task = asyncio.create_task(turns.count(serving))
         tasks.add(task)
         task.add_done_callback(on_end)
         connections[index] = len(tasks)

@@ -4,49 +4,86 @@ asyncio serves whoever is ready, in order: a hundred connections that each bring
 work would hold every stream for a tenth of a second.
 
 Rules
-- Work on input begins only while the loop's turn is young; the rest waits for the next turn.
-- One piece of work cannot be interrupted. After a turn that took long, as long is left to others.
-- Work is measured in the thread's own time: on a machine that is busy with other programs, turns
+- What a connection's own task does, and what an app's does before it answers, is work on input; the
+  steps of those tasks are timed. All else of a turn of the loop, answers above all, is not.
+- Work on input begins only while the loop's turn has had less than its share; the rest waits for
+  the next turn. One piece cannot be interrupted: what it takes too much, later turns go without.
+- Steps are measured in the thread's own time: on a machine that is busy with other programs, they
   would otherwise seem long, and input would get next to nothing.
 """
 
 import asyncio
+import math
 import time
-from typing import Final
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, TypeVar
 
-# Of work that is begun: what a turn then takes is this and one piece more, and a token passes
-# through about three turns from its ring to its socket.
+# Of work that is begun: what a turn then takes of input is this and one piece more, and a token
+# passes through about three turns from its ring to its socket.
 BUDGET_S: Final = 2e-3
-_LONG_S: Final = 2 * BUDGET_S
-_MOST_REST_S: Final = 50e-3
+
+Result = TypeVar("Result")
 
 
 class Turns:
     """Says when input may be worked on. Owned by one HTTP loop, whose connections all ask it."""
 
     def __init__(self) -> None:
-        self._began_s: float | None = None  # time.thread_time() of this turn's first input
-        self._rest_until_s = 0.0
+        self._spent_s = 0.0  # in this turn, and what those before have had too much
+        self._step_began_s = math.inf  # time.thread_time(), while a step of a counted task runs
 
     async def wait(self) -> None:
-        """Returns at once, or in a later turn."""
-        while True:
-            rest_s = self._rest_until_s - time.monotonic()
-            worked_s = time.thread_time()
-            if rest_s > 0:
-                await asyncio.sleep(rest_s)
-            elif self._began_s is None:
-                self._began_s = worked_s
-                asyncio.get_running_loop().call_soon(self._end_turn)
-                return
-            elif worked_s - self._began_s < BUDGET_S:
-                return
-            else:
-                await asyncio.sleep(0)
+        """Returns at once, or in a later turn; called in counted tasks."""
+        while self._spent_s + time.thread_time() - self._step_began_s >= BUDGET_S:
+            await asyncio.sleep(0)
+
+    async def count(
+        self, work: Coroutine[Any, Any, Result], is_input: Callable[[], bool] = lambda: True
+    ) -> Result:
+        """Does `work`; its steps that begin while `is_input` count."""
+        return await _Steps(self, work, is_input)
+
+    def begin_step(self) -> None:
+        self._step_began_s = time.thread_time()
+
+    def end_step(self) -> None:
+        if self._spent_s == 0:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._spent_s += time.thread_time() - self._step_began_s
+        self._step_began_s = math.inf
 
     def _end_turn(self) -> None:
         """Called when the next turn begins, before any work of its own."""
-        assert self._began_s is not None
-        took_s, self._began_s = time.thread_time() - self._began_s, None
-        if took_s > _LONG_S:
-            self._rest_until_s = time.monotonic() + min(took_s, _MOST_REST_S)
+        self._spent_s = max(0.0, self._spent_s - BUDGET_S)
+        if self._spent_s > 0:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+
+class _Steps:
+    """Drives a coroutine as a task does, and times each step of it. Owned by its HTTP loop."""
+
+    def __init__(
+        self, turns: Turns, work: Coroutine[Any, Any, Result], is_input: Callable[[], bool]
+    ) -> None:
+        self._turns, self._work, self._is_input = turns, work, is_input
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        resume: Callable[[Any], Any] = self._work.send
+        value: Any = None
+        while True:
+            try:
+                pending = self._timed(resume, value) if self._is_input() else resume(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                value = yield pending
+                resume = self._work.send
+            except BaseException as error:
+                resume, value = self._work.throw, error
+
+    def _timed(self, resume: Callable[[Any], Any], value: Any) -> Any:
+        self._turns.begin_step()
+        try:
+            return resume(value)
+        finally:
+            self._turns.end_step()

@@ -166,6 +166,25 @@ def test_a_response_before_the_end_of_its_request(server: ServerProcess) -> None
         assert client.resets == {1: h2.errors.ErrorCodes.NO_ERROR}
 
 
+def test_a_body_that_is_too_large_harms_no_other_stream(server: ServerProcess) -> None:
+    large, sent = b"x" * (11 << 20), 0
+    with Http2Client(server) as client:
+        client.ask(1, json.dumps(body("slow", max_tokens=100)).encode())
+        client.ask(3, ends=False)
+        while 3 not in client.statuses and sent < len(large):
+            room = client.protocol.local_flow_control_window(3)
+            size = min(room, client.protocol.max_outbound_frame_size)
+            if size == 0:
+                client.receive()
+                continue
+            client.protocol.send_data(3, large[sent : sent + size])
+            client.flush()
+            sent += size
+        client.wait(1, 3)
+        assert (client.statuses[3], client.statuses[1]) == (413, 200)
+        assert json.loads(client.bodies[1])["usage"]["completion_tokens"] == 100
+
+
 def test_priorities_mean_nothing(server: ServerProcess) -> None:
     """RFC 9113 took them back; Hypercorn's tree of them has room for 1,000 streams."""
     with Http2Client(server) as client:

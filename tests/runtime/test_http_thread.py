@@ -126,22 +126,6 @@ def test_connections_that_clients_close_are_closed_here_too(
         assert time.monotonic() - closed_s < 1.0
 
 
-def test_a_body_that_is_too_large_harms_no_other_stream_of_its_connection(
-    server: ServerProcess,
-) -> None:
-    async def main() -> tuple[httpx.Response, httpx.Response]:
-        limits = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(http1=False, http2=True, limits=limits) as client:
-            url = f"{server.url}/v1/completions"
-            slow = asyncio.create_task(client.post(url, json=body("slow", max_tokens=300)))
-            large = await client.post(url, json=body("x" * (11 << 20)))
-            return large, await slow
-
-    large, slow = asyncio.run(asyncio.wait_for(main(), SOON_S))
-    assert (large.status_code, slow.status_code) == (413, 200)
-    assert slow.json()["usage"]["completion_tokens"] == 300
-
-
 @pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
 def test_tls_with_alpn(http2: bool) -> None:
     with serving(tls_cert=str(TLS / "cert.pem"), tls_key=str(TLS / "key.pem")) as server:

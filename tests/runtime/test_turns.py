@@ -1,19 +1,54 @@
 """Work on input takes turns with everything else on the loop."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from runtime.turns import BUDGET_S, Turns
 
+PIECES = 3
+
 
 class Clock:
     now_s = 100.0
 
-    def monotonic(self) -> float:
+    def thread_time(self) -> float:
         return self.now_s
 
-    thread_time = monotonic
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("runtime.turns.time", clock)
+    return clock
+
+
+def turns_of(tasks: int, work: Callable[[Turns], Awaitable[None]]) -> list[int]:
+    """In which turn of the loop each piece of work of each of the counted `tasks` was done."""
+    turn, worked = 0, []
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    async def one(turns: Turns) -> None:
+        for _ in range(PIECES):
+            await turns.wait()
+            await work(turns)
+            worked.append(turn)
+
+    async def main() -> None:
+        counting = asyncio.create_task(count_turns())
+        turns = Turns()
+        await asyncio.gather(*(turns.count(one(turns)) for _ in range(tasks)))
+        counting.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert len(worked) == tasks * PIECES
+    return worked
 
 
 @pytest.mark.parametrize(
@@ -23,55 +58,82 @@ class Clock:
         pytest.param(1.01 * BUDGET_S, 1, id="one that takes the budget has a turn of its own"),
     ],
 )
-def test_a_turn_has_only_so_much_input(
-    monkeypatch: pytest.MonkeyPatch, work_s: float, most_a_turn: int
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr("runtime.turns.time", clock)
-    turn, worked = 0, []
+def test_a_turn_has_only_so_much_input(clock: Clock, work_s: float, most_a_turn: int) -> None:
+    async def work(_: Turns) -> None:
+        clock.now_s += work_s
 
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            await asyncio.sleep(0)
-            turn += 1
-
-    async def work(turns: Turns) -> None:
-        for _ in range(3):
-            await turns.wait()
-            clock.now_s += work_s
-            worked.append(turn)
-
-    async def main() -> None:
-        counting = asyncio.create_task(count_turns())
-        turns = Turns()
-        await asyncio.gather(*(work(turns) for _ in range(20)))
-        counting.cancel()
-
-    asyncio.run(asyncio.wait_for(main(), 10))
-    assert len(worked) == 60
+    worked = turns_of(20, work)
     assert max(worked.count(turn) for turn in set(worked)) <= most_a_turn
 
 
-def test_after_a_long_piece_others_have_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, slept = Clock(), []
-    monkeypatch.setattr("runtime.turns.time", clock)
-    sleep = asyncio.sleep
+def test_what_a_piece_took_too_much_later_turns_go_without(clock: Clock) -> None:
+    async def work(_: Turns) -> None:
+        clock.now_s += 10.5 * BUDGET_S
 
-    async def sleep_at_once(delay_s: float) -> None:
-        if delay_s:
-            slept.append(round(delay_s, 6))
-            clock.now_s += delay_s
-        await sleep(0)
+    worked = turns_of(1, work)
+    assert worked[1] - worked[0] >= 10 and worked[2] - worked[1] >= 10
+
+
+def test_what_others_do_meanwhile_is_not_counted(clock: Clock) -> None:
+    """A piece that waits for something has not worked all that time."""
+
+    async def work(_: Turns) -> None:
+        asyncio.get_running_loop().call_soon(lambda: setattr(clock, "now_s", clock.now_s + 1.0))
+        await asyncio.sleep(0)
+
+    worked = turns_of(1, work)
+    assert worked[-1] <= worked[0] + PIECES
+
+
+def test_only_input_is_counted(clock: Clock) -> None:
+    """As an app that has begun to answer, beside a connection that reads."""
 
     async def main() -> None:
-        monkeypatch.setattr("runtime.turns.asyncio.sleep", sleep_at_once)
-        turns = Turns()
-        for took_s in (0.02, 0.5, 0.0):
-            await turns.wait()
-            clock.now_s += took_s
-            await sleep(0)
-        await turns.wait()
+        turns, answers, turn = Turns(), False, 0
+
+        async def app() -> None:
+            nonlocal answers
+            answers = True
+            await asyncio.sleep(0)
+            clock.now_s += 100 * BUDGET_S
+
+        await turns.count(app(), lambda: not answers)
+        before = asyncio.ensure_future(turns.count(turns.wait()))
+        while not before.done():
+            await asyncio.sleep(0)
+            turn += 1
+        assert turn <= 2
 
     asyncio.run(asyncio.wait_for(main(), 10))
-    assert slept == [0.02, 0.05]
+
+
+def test_counted_work_is_driven_like_any_other() -> None:
+    """Its value, its exception, what it is cancelled with, and what it waits for."""
+
+    async def main() -> None:
+        turns, heard = Turns(), []
+
+        async def fails() -> None:
+            await asyncio.sleep(0)
+            raise KeyError("its own")
+
+        async def waits() -> str:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                heard.append("cancelled")
+                await asyncio.sleep(0)  # it may still wait
+                raise
+            return "never"
+
+        assert await turns.count(asyncio.sleep(0.001, "value")) == "value"
+        with pytest.raises(KeyError, match="its own"):
+            await turns.count(fails())
+        task = asyncio.create_task(turns.count(waits()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert heard == ["cancelled"]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
