@@ -16,11 +16,11 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 # Of work that is begun: what a turn then takes of input is this and one piece more, and a token
 # passes through about three turns from its ring to its socket.
-BUDGET_S: Final = 2e-3
+BUDGET_S: Final = 4e-3
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._end_turn)
 
 
-class _Steps:
+class _Steps(Generic[Result]):
     """Drives a coroutine as a task does, and times each step of it. Owned by its HTTP loop."""
 
     def __init__(
@@ -67,14 +67,15 @@ class _Steps:
     ) -> None:
         self._turns, self._work, self._is_input = turns, work, is_input
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, Result]:
         resume: Callable[[Any], Any] = self._work.send
         value: Any = None
         while True:
             try:
                 pending = self._timed(resume, value) if self._is_input() else resume(value)
             except StopIteration as end:
-                return end.value
+                made: Result = end.value
+                return made
             try:
                 value = yield pending
                 resume = self._work.send

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from runtime.connections import AppInTurns
 from runtime.turns import BUDGET_S, Turns
 
 PIECES = 3
@@ -85,24 +87,27 @@ def test_what_others_do_meanwhile_is_not_counted(clock: Clock) -> None:
     assert worked[-1] <= worked[0] + PIECES
 
 
-def test_only_input_is_counted(clock: Clock) -> None:
-    """As an app that has begun to answer, beside a connection that reads."""
+def test_an_app_works_on_input_until_it_answers(clock: Clock) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        clock.now_s += 10.5 * BUDGET_S
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start"})
+        await asyncio.sleep(0)
+        clock.now_s += 1000 * BUDGET_S
 
     async def main() -> None:
-        turns, answers, turn = Turns(), False, 0
+        turns, sent, waited = Turns(), [], 0
 
-        async def app() -> None:
-            nonlocal answers
-            answers = True
-            await asyncio.sleep(0)
-            clock.now_s += 100 * BUDGET_S
+        async def send(event: Any) -> None:
+            sent.append(event["type"])
 
-        await turns.count(app(), lambda: not answers)
-        before = asyncio.ensure_future(turns.count(turns.wait()))
-        while not before.done():
+        await AppInTurns(app, turns)({}, None, send)  # type: ignore[arg-type]
+        assert sent == ["http.response.start"]
+        other = asyncio.ensure_future(turns.count(turns.wait()))
+        while not other.done():
             await asyncio.sleep(0)
-            turn += 1
-        assert turn <= 2
+            waited += 1
+        assert 5 < waited < 20
 
     asyncio.run(asyncio.wait_for(main(), 10))
 
