@@ -40,15 +40,17 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--requests", type=int, default=10_000, help="how many at least")
+    parser.add_argument("--examples", type=int, help="of an operation; else --requests over 8")
     parser.add_argument("--phases", default="examples,coverage,fuzzing")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
+    examples = asked.examples or -(-asked.requests // OPERATIONS)
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events.ndjson"
         command = [
             *(str(Path(sys.executable).with_name("st")), "run", f"{asked.url}/openapi.json"),
             *("--checks", ",".join(CHECKS), "--phases", asked.phases),
-            *("--max-examples", str(-(-asked.requests // OPERATIONS)), "--seed", str(asked.seed)),
+            *("--max-examples", str(examples), "--seed", str(asked.seed)),
             *("--continue-on-failure", "--generation-database", "none", "--no-color"),
             *("--request-timeout", "300", "--report", "ndjson"),
             *("--report-ndjson-path", str(events)),
