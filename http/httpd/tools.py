@@ -34,17 +34,17 @@ class ToolUse:
         """The grammar of calls that must come, None where none must."""
         if not self.must_call:
             return None
-        definitions: dict[str, Any] = {}
+        taken: set[str] = set()
         functions = [tool["function"] for tool in self.tools]
         calls = [
-            _call_schema(function, definitions)
-            for function in functions
+            _call_schema(function, index, taken)
+            for index, function in enumerate(functions)
             if function["name"] in self.names
         ]
         schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if self.parallel and not self.is_named:
             schema = {"type": "array", "items": schema, "minItems": 1}
-        return Constraint(JsonSchema(json.dumps({**schema, "$defs": definitions})), "tools")
+        return Constraint(JsonSchema(json.dumps(schema)), "tools")
 
 
 def read_tools(fields: ChatFields) -> ToolUse:
@@ -136,23 +136,22 @@ def _named(choice: dict[str, Any], names: tuple[str, ...]) -> str:
     return name
 
 
-def _call_schema(function: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one call; what its parameters define goes to `definitions`, under other names.
+def _call_schema(function: dict[str, Any], index: int, taken: set[str]) -> dict[str, Any]:
+    """The schema of one call of the function at `index`.
 
-    References point from the root of a schema, and the parameters are not the root any more.
+    The parameters are not the root any more: so that their references mean what they meant, they
+    get a base of their own where they have none, or one that is `taken` by another tool's.
     """
-    parameters = dict(function.get("parameters") or {"type": "object"})
-    prefix = f"{len(definitions)}-"
-    for place in ("$defs", "definitions"):
-        defined = parameters.pop(place, None)
-        if isinstance(defined, dict):
-            for name, schema in defined.items():
-                definitions[prefix + name] = _closed(_with_moved_references(schema, prefix))
+    parameters = _closed(function.get("parameters") or {"type": "object"})
+    base = parameters.get("$id")
+    if not isinstance(base, str) or base[:1] in ("", "#") or base in taken:
+        base = f"plait:/tools/{index}"
+    taken.add(base)
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": _closed(_with_moved_references(parameters, prefix)),
+            "arguments": {**parameters, "$id": base, "id": base},  # the latter in draft 4
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
@@ -167,26 +166,12 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     closed = dict(schema)
-    properties = schema.get("properties")
-    if isinstance(properties, dict):
-        closed["properties"] = {name: _closed(each) for name, each in properties.items()}
-        if not _OPENS.intersection(schema):
-            closed["additionalProperties"] = False
+    for place in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(place), dict):
+            closed[place] = {name: _closed(each) for name, each in schema[place].items()}
+    if isinstance(schema.get("properties"), dict) and not _OPENS.intersection(schema):
+        closed["additionalProperties"] = False
     for place in ("items", "additionalProperties"):
         if place in schema:
             closed[place] = _closed(schema[place])
     return closed
-
-
-def _with_moved_references(schema: Any, prefix: str) -> Any:
-    if isinstance(schema, list):
-        return [_with_moved_references(each, prefix) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _with_moved_references(value, prefix) for name, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        for place in ("#/$defs/", "#/definitions/"):
-            if reference.startswith(place):
-                moved["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(place)}"
-    return moved

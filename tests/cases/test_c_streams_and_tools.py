@@ -120,6 +120,34 @@ def test_calls_that_must_come(
         assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
 
 
+def test_a_reference_to_its_own_schema(server: ServerProcess, backend: Tokenizer) -> None:
+    """`#` is the parameters' root, wherever they stand in the schema of the whole call."""
+    leaf = {"type": "object", "properties": {"leaf": {"const": 1}}, "required": ["leaf"]}
+    kids = {"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/leaf"}]}}
+    tree = {
+        "type": "object", "properties": {"kids": {**kids, "minItems": 1, "maxItems": 2}},
+        "required": ["kids"], "$defs": {"leaf": {**leaf, "additionalProperties": False}},
+    }  # fmt: skip
+    function = {"name": "plant", "parameters": tree}
+    asked: Json = {"tools": [{"type": "function", "function": function}], "max_tokens": 400}
+    asked["logit_bias"] = {str(token_id): -100 for token_id in backend.encode(" \n\r\t").ids}
+    depths = []
+    for choice in chat(server, tool_choice="required", parallel_tool_calls=False, n=8, seed=1,
+                       temperature=1, **asked)["choices"]:  # fmt: skip
+        if choice["finish_reason"] == "tool_calls":
+            (call,) = choice["message"]["tool_calls"]
+            depths.append(depth(json.loads(call["function"]["arguments"])))
+    assert max(depths) > 1, "none of the choices has a tree within a tree"
+
+
+def depth(tree: Json) -> int:
+    """Of a tree as the schema has it."""
+    if tree == {"leaf": 1}:
+        return 0
+    assert list(tree) == ["kids"] and 1 <= len(tree["kids"]) <= 2
+    return 1 + max(map(depth, tree["kids"]))
+
+
 def test_answers_without_calls_have_no_key_for_them(server: ServerProcess) -> None:
     """vllm#13978: an empty list, sent back with the history, breaks templates."""
     message = chat(server, tools=TOOLS, tool_choice="none")["choices"][0]["message"]
