@@ -26,10 +26,12 @@ def check_schema(text: str, depth_limit: int) -> None:
         schema = json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:
         raise _too_deep(depth_limit) from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise GrammarError(f"schema is not valid JSON: {error}") from error
+    except ValueError as error:  # Python reads no longer integers, and says so in its own words
+        raise GrammarError("schema has a number that is out of range") from error
     if not isinstance(schema, dict | bool):
-        raise GrammarError(f"schema is a {type(schema).__name__}; it must be an object")
+        raise GrammarError("schema is neither an object nor true or false")
     if isinstance(schema, dict) and _OPTIONS in schema:
         raise GrammarError(f"schema has {_OPTIONS!r}, which is not supported")
     for value, depth in _values(schema):
@@ -77,7 +79,7 @@ def _check_least_properties(schema: dict[str, Any]) -> None:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise GrammarError(f"schema is not valid JSON: {name} is no number")
 
 
 def _too_deep(limit: int) -> GrammarError:

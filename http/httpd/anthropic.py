@@ -3,9 +3,9 @@
 Blocks become the messages of a chat, and from there on it is one: see conversation.py.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.request import ChatPrompt
 from httpd.anthropic_input import read_turns
@@ -21,7 +21,7 @@ from httpd.fields import (
     read_fields,
     unknown_fields,
 )
-from httpd.json_types import object_of
+from httpd.json_types import object_of, required_string
 from httpd.messages import read_content
 from httpd.service import Constraint, ModelCard
 from httpd.strict_json import parse_object
@@ -40,7 +40,7 @@ class Thinking(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    type: str
+    type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
 
 
@@ -49,7 +49,7 @@ class Choice(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    type: Annotated[str, WithJsonSchema({"enum": [*_CHOICES, "tool"]})]
+    type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
@@ -135,13 +135,8 @@ def _tools(fields: MessageFields) -> ToolUse:
     choice = fields.tool_choice
     asked: Any = _CHOICES.get(choice.type)
     if choice.type == "tool":
-        asked = {"type": "function", "name": choice.name}
-    elif asked is None:
-        raise unsupported(
-            "tool_choice.type",
-            f"Unsupported value for 'tool_choice.type': {shown(choice.type)}. Supported values "
-            "are: auto, any, tool, none.",
-        )
+        name = required_string({"name": choice.name}, "name", "tool_choice")
+        asked = {"type": "function", "name": name}
     return tool_use(tools, asked, parallel=not choice.disable_parallel_tool_use)
 
 

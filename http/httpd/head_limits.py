@@ -1,6 +1,7 @@
-"""What a request's head may be: how long its URL, how many headers.
+"""What a request's head may be: how long its URL, how many headers, how its body is written.
 
-The server below bounds the bytes of all headers together; this is for what fits into those.
+The server below bounds the bytes of all headers together; this is for what fits into those. Bodies
+are not decompressed: a few kilobytes could become any number of gigabytes.
 """
 
 from typing import Final
@@ -9,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from httpd.errors import error_response
 from httpd.service import Rejected
+from httpd.text import shown
 
 MAX_URL_BYTES: Final = 8 << 10  # RFC 9110, 4.1: at least 8,000
 MAX_HEADERS: Final = 128  # Apache takes 100; a browser sends about 20
@@ -24,8 +26,11 @@ class HeadLimits:
         refused = _refusal(scope) if scope["type"] == "http" else None
         if refused is None:
             await self.app(scope, receive, send)
-        else:
-            await error_response(refused, scope["path"])(scope, receive, send)
+            return
+        response = error_response(refused, scope["path"])
+        if refused.status == 415:
+            response.headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16: what may be sent
+        await response(scope, receive, send)
 
 
 def _refusal(scope: Scope) -> Rejected | None:
@@ -37,4 +42,10 @@ def _refusal(scope: Scope) -> Rejected | None:
     if headers > MAX_HEADERS:
         message = f"The request has {headers} headers; the limit is {MAX_HEADERS}."
         return Rejected(431, message, code="headers_too_large")
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            message = (
+                f"The body's Content-Encoding is {shown(value.decode('latin-1'))}; send it plain."
+            )
+            return Rejected(415, message, code="unsupported_content_encoding")
     return None

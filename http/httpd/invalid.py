@@ -7,7 +7,7 @@ from pydantic_core import ErrorDetails
 
 from httpd.errors import invalid, unsupported, wrong_type
 from httpd.service import Rejected
-from httpd.text import shown
+from httpd.text import shown, shown_name
 
 # pydantic error type -> what was expected
 _EXPECTED = {
@@ -47,6 +47,12 @@ def first_error(error: ValidationError) -> Rejected:
         )
     if kind == "extra_forbidden":
         return unsupported(param, f"Unknown parameter: '{param}'.")
+    if kind == "literal_error":
+        one_of = context["expected"].replace("'", "")
+        return unsupported(
+            param,
+            f"Unsupported value for '{param}': {shown(value)}. Supported values are: {one_of}.",
+        )
     if kind in _LIMITS:
         return _beyond_limit(param, value, *_LIMITS[kind], context)
     if kind in _LENGTHS:
@@ -80,8 +86,9 @@ def _size(value: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """pydantic's ("stop", 1) as `stop[1]`."""
+    """pydantic's ("stop", 1) as `stop[1]`; a name may be the client's own, of any length."""
     path = ""
     for step in location:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+        name = f"[{step}]" if isinstance(step, int) else shown_name(step)
+        path += f".{name}" if path and not isinstance(step, int) else name
     return path

@@ -5,7 +5,7 @@ Items become messages here, and from there on it is a chat: see conversation.py.
 
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from engine.grammar.spec import JsonObject
 from httpd.call import Call, Telling
@@ -37,9 +37,19 @@ LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
 
 MAX_INCLUDED: Final = 64
 MAX_METADATA: Final = 16
+MAX_METADATA_NAME_CHARS: Final = 64
 MAX_METADATA_CHARS: Final = 512
 
+MetadataName = Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)]
 MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
+
+
+class Reasoning(BaseModel):
+    """`reasoning`: whether there is any. What else it says changes nothing, and is repeated."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    effort: str | None = None
 
 
 class ResponseFields(Fields):
@@ -67,8 +77,8 @@ class ResponseFields(Fields):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
     text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
-    metadata: Annotated[dict[str, MetadataValue], Field(max_length=MAX_METADATA)] = Field(
+    reasoning: Reasoning | None = None
+    metadata: Annotated[dict[MetadataName, MetadataValue], Field(max_length=MAX_METADATA)] = Field(
         default_factory=dict
     )
     chat_template_kwargs: TemplateKwargs | None = None
@@ -115,7 +125,7 @@ def _conversation(fields: ResponseFields) -> Conversation:
 
 def _kwargs(fields: ResponseFields) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
-    if (fields.reasoning or {}).get("effort") == "none":
+    if fields.reasoning is not None and fields.reasoning.effort == "none":
         kwargs["enable_thinking"] = False
     if fields.chat_template_kwargs is not None:
         kwargs |= fields.chat_template_kwargs.model_dump(exclude_none=True)
@@ -160,6 +170,7 @@ def _answer(text: dict[str, Any]) -> Constraint | None:
 
 def _echoed(fields: ResponseFields) -> dict[str, Any]:
     """What the answer's object repeats of the request."""
+    reasoning = {} if fields.reasoning is None else fields.reasoning.model_dump()
     return {
         "background": False,
         "instructions": fields.instructions,
@@ -167,7 +178,7 @@ def _echoed(fields: ResponseFields) -> dict[str, Any]:
         "metadata": fields.metadata,
         "parallel_tool_calls": fields.parallel_tool_calls,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None} | (fields.reasoning or {}),
+        "reasoning": {"effort": None, "summary": None} | reasoning,
         "service_tier": "default",
         "store": False,
         "temperature": fields.temperature,

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from httpd.errors import invalid
-from httpd.text import shown
+from httpd.text import shown, shown_name
 
 # Any escape in a JSON string, so that an escaped backslash hides what follows it; group 1 is half
 # of a surrogate pair that lacks its other half.
@@ -49,7 +49,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def _refuse_infinities(value: dict[str, Any]) -> None:
     for name, each in value.items():
         if _has_infinity(each):
-            name = shown(name)[1:-1]
+            name = shown_name(name)
             raise invalid(f"Invalid '{name}': a number is out of range.", name, "invalid_value")
 
 

@@ -25,7 +25,7 @@ from httpd.errors import invalid, unsupported, wrong_type
 from httpd.fields import ChoiceFields
 from httpd.json_types import object_of, string_of
 from httpd.service import Constraint
-from httpd.text import shown
+from httpd.text import shown, shown_name
 
 MAX_TAGS = 128
 
@@ -82,10 +82,11 @@ def _structured_outputs(value: dict[str, Any] | None) -> Constraint | None:
     if not given:
         return None
     name, *others = given
-    path = f"structured_outputs.{name}"
+    path = f"structured_outputs.{shown_name(name)}"
     if others:
         raise invalid(
-            f"Invalid 'structured_outputs': it has {', '.join(map(shown, given))}; one is allowed.",
+            f"Invalid 'structured_outputs': it has {shown(name)} and {shown(others[0])}, "
+            f"{len(given)} fields in all; one is allowed.",
             "structured_outputs",
             "invalid_value",
         )

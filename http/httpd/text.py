@@ -36,6 +36,11 @@ def json_bytes(value: object) -> bytes:
     return json_text(value).encode()
 
 
+def shown_name(name: str) -> str:
+    """A name from a request as a part of a path: short and printable, without quotes."""
+    return json_string(name[:SHOWN_CHARS])[1:-1] + ("…" if len(name) > SHOWN_CHARS else "")
+
+
 def shown(value: object) -> str:
     """A value from a request, short and printable, for an error message or the log."""
     if isinstance(value, str):

@@ -53,6 +53,24 @@ async def test_only_health_and_version_answer_outside_of_ready(
         assert (error["type"], error["code"]) == ("server_error", state.value)
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "identity, gzip", "x" * 300, "\\xff"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/tokenize"])
+async def test_compressed_bodies(
+    client: httpx.AsyncClient, service: FakeService, path: str, encoding: str
+) -> None:
+    """A few kilobytes could become any number of gigabytes; and what is plain is not guessed."""
+    headers = {"content-encoding": encoding.encode("latin-1")}
+    response = await client.post(path, content=b"{}", headers=headers)
+    assert response.status_code == 415
+    assert response.headers["accept-encoding"] == "identity"
+    error = response.json()["error"]
+    assert "Content-Encoding" in error["message"] and len(error["message"]) < 200
+    assert path == "/v1/messages" or error["code"] == "unsupported_content_encoding"
+    plain = await client.post(path, content=b"{}", headers={"content-encoding": " Identity"})
+    assert plain.status_code == 400
+    assert not service.submissions
+
+
 async def test_ready(client: httpx.AsyncClient) -> None:
     response = await client.get("/ready")
     assert (response.status_code, response.json()) == (200, {"state": "ready"})

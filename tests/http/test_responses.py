@@ -331,7 +331,11 @@ CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": 
         ({"text": {"format": {"type": "x"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
+        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"reasoning": "high"}, "reasoning"),
         ({"metadata": {"a": 5}}, "metadata.a"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"x" * 65: "a"}}, f"metadata.{'x' * 48}….[key]"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     ],
 )
