@@ -18,13 +18,18 @@ class EventReader:
 
     def __init__(self) -> None:
         self.is_done = False  # [DONE] was read
-        self._rest = b""
+        self._line: list[bytes] = []  # the parts of a line that is not complete
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> list[dict[str, Any]]:
         """The chunks that `part` completes. Raises StreamError."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        return [chunk for line in lines for chunk in self._take(line.rstrip(b"\r"))]
+        more, *lines = part.split(b"\n")
+        self._line.append(more)
+        chunks = []
+        for line in lines:
+            chunks += self._take(b"".join(self._line).rstrip(b"\r"))
+            self._line = [line]
+        return chunks
 
     def _take(self, line: bytes) -> list[dict[str, Any]]:
         if line.startswith(b"data:"):
@@ -32,7 +37,7 @@ class EventReader:
             return []
         if line or not self._data:  # a comment, or a field that says nothing to us
             return []
-        text, self._data = b"\n".join(self._data).decode(), []
+        text, self._data = b"\n".join(self._data).decode(errors="replace"), []
         if text == DONE:
             self.is_done = True
             return []

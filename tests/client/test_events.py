@@ -1,8 +1,11 @@
 """Server-sent events: one table of bytes, each also byte by byte."""
 
+import time
+
 import pytest
 
 from client.events import EventReader, StreamError, text_of
+from tests.timing import check_linear
 
 CHUNK = b'{"choices": [{"index": 0, "delta": {"content": "a"}}]}'
 READ = {"choices": [{"index": 0, "delta": {"content": "a"}}]}
@@ -26,6 +29,22 @@ def test_events(name: str) -> None:
     reader = EventReader()
     assert [chunk for byte in text for chunk in reader.feed(bytes([byte]))] == chunks
     assert not reader.is_done
+
+
+@pytest.mark.parametrize("unit", [b"x", b":", b"\r", b"data: ", b"\n", b"data: {}\n\n", b"\xff\\"])
+def test_time_is_linear(unit: bytes) -> None:
+    """Also of a line that never ends, which comes in small parts."""
+
+    def seconds(size: int) -> float:
+        text = unit * (size // len(unit))
+        parts = [text[at : at + 16] for at in range(0, len(text), 16)]
+        reader = EventReader()
+        begun = time.thread_time()
+        for part in parts:
+            reader.feed(part)
+        return time.thread_time() - begun
+
+    check_linear(seconds, 400_000)
 
 
 def test_the_end() -> None:

@@ -1,7 +1,6 @@
 """Decoding one id at a time against decoding all at once."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -141,19 +140,3 @@ def test_a_skipped_special_token_does_not_break_a_character() -> None:
     assert rest
     ids = [first, tokenizer.token_to_id(EOS), *rest]
     assert "".join(pieces_of("byte_level", ids)) == tokenizer.decode(ids) == "🎉"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_time_is_linear(family: str) -> None:
-    ids = shared(family).encode("the cat sat on the mat " * 1000, add_special_tokens=False).ids
-
-    def seconds(count: int) -> float:
-        repeated = (ids * (count // len(ids) + 1))[:count]
-        best = 1e9
-        for _ in range(3):
-            begun = time.thread_time()
-            pieces_of(family, repeated)
-            best = min(best, time.thread_time() - begun)
-        return best
-
-    assert seconds(16_000) / seconds(2_000) < 24  # linear: 8, quadratic: 64

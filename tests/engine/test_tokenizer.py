@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -332,22 +331,6 @@ def test_threads_encode_and_decode_alike(tokenizer: Tokenizer) -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert not failures
-
-
-@pytest.mark.parametrize("unit", ["the cat sat on the mat ", "a", " ", "天", "\n", EOS])
-def test_time_is_linear(tokenizer: Tokenizer, unit: str) -> None:
-    """CVE-2025-46560."""
-
-    def seconds(chars: int) -> float:
-        prompt = chat({"role": "user", "content": unit * (chars // len(unit))})
-        best = 1e9
-        for _ in range(3):
-            begun = time.thread_time()
-            tokenizer.encode_prompt(prompt)
-            best = min(best, time.thread_time() - begun)
-        return best
-
-    assert seconds(64_000) / seconds(8_000) < 24  # linear: 8, quadratic: 64
 
 
 # EOS
