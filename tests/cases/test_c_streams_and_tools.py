@@ -156,8 +156,11 @@ def test_answers_without_calls_have_no_key_for_them(server: ServerProcess) -> No
 
 @pytest.mark.parametrize("more", [{}, {"n": 3, "seed": 1, "temperature": 1}], ids=["one", "three"])
 def test_the_usage_of_a_stream(server: ServerProcess, more: Json) -> None:
-    """sglang#954, #3743, vllm#8625: once, at the end, and equal to that of the whole answer."""
-    asked: Json = {"max_tokens": 20, **more}
+    """sglang#954, #3743, vllm#8625: once, at the end, and equal to that of the whole answer.
+
+    A prompt counts once, however many choices it has; each of a choice's tokens counts.
+    """
+    asked: Json = {"max_tokens": 20, "ignore_eos": True, **more}
     options = {"stream_options": {"include_usage": True}}
     for ask, ask_stream in ((chat, chat_chunks), (complete, completion_chunks)):
         whole = ask(server, "count me", **asked)["usage"]
@@ -165,6 +168,9 @@ def test_the_usage_of_a_stream(server: ServerProcess, more: Json) -> None:
         assert last["choices"] == []
         counts = ("prompt_tokens", "completion_tokens", "total_tokens")
         assert [last["usage"][name] for name in counts] == [whole[name] for name in counts]
+        assert whole["completion_tokens"] == 20 * more.get("n", 1)
+        if ask is complete:
+            assert whole["prompt_tokens"] == len("count me")  # each byte is a token
         assert whole["total_tokens"] == whole["prompt_tokens"] + whole["completion_tokens"]
         assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
         without = ask_stream(server, "count me", **asked)
