@@ -13,6 +13,11 @@ from tests.cases.asking import CONTEXT
 from tests.checkpoints import CHAT_TEMPLATE, build_checkpoint, save_tokenizer
 from tests.server_process import ServerProcess, serving_model
 
+# Few rows and short chunks; calls and reasoning as Qwen3 writes them.
+FLAGS = (
+    *"--page-size 16 --max-running 8 --max-kv-tokens 16384 --prefill-budget 64".split(),
+    *"--tool-call-parser hermes --reasoning-parser qwen3".split(),
+)
 TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 
 
@@ -34,10 +39,8 @@ def backend(case_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def server(case_folder: Path) -> Iterator[ServerProcess]:
-    """Few rows and short chunks; it must outlive every case without a word of complaint."""
-    flags = "--page-size 16 --max-running 8 --max-kv-tokens 16384 --prefill-budget 64"
-    flags += " --tool-call-parser hermes --reasoning-parser qwen3"
-    with serving_model(case_folder, *flags.split()) as server:
+    """It must outlive every case without a word of complaint."""
+    with serving_model(case_folder, *FLAGS) as server:
         yield server.ready()
         server.wait_at_rest()
         server.end_clean()

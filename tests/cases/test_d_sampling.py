@@ -7,6 +7,7 @@ arithmetic, and tests/http/test_bad_input.py.
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,8 +28,9 @@ from tests.cases.asking import (
     refusal,
     schema,
 )
+from tests.cases.conftest import FLAGS
 from tests.checkpoints import EOS
-from tests.server_process import SOON_S, ServerProcess
+from tests.server_process import SOON_S, ServerProcess, serving_model
 
 X = 87  # the id of "x": the characters of a byte-level alphabet in their order
 
@@ -80,6 +82,28 @@ def test_choices_differ_and_come_again(server: ServerProcess, prompt: str) -> No
     assert texts(complete(server, prompt, **{**asked, "seed": 2})) != first
     greedy = texts(complete(server, prompt, **{**asked, "temperature": 0}))
     assert len(set(greedy)) == 1
+
+
+SEEDED: list[Json] = [
+    {"prompt": f"number {seed}", "seed": seed, "temperature": 1.2, "max_tokens": 24, **more}
+    for seed, more in enumerate((
+        {}, {"n": 3}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.01}, {"frequency_penalty": 1.0},
+        {"structured_outputs": {"regex": "[a-f]{24}"}},
+    ), -(2**63))
+]  # fmt: skip
+
+
+def test_seeds_outlive_their_server(server: ServerProcess, case_folder: Path) -> None:
+    """vllm#11898: alone, among others, and from another process; without a seed never again."""
+    alone = [texts(complete(server, **each)) for each in SEEDED]
+    unseeded: Json = {**SEEDED[0], "seed": None}
+    once = texts(complete(server, **unseeded))
+    with serving_model(case_folder, *FLAGS) as other:
+        other.ready()
+        assert texts(complete(other, **unseeded)) != once
+        told = at_once([partial(complete, other, **each) for each in reversed(SEEDED)])
+        assert [texts(each) for each in reversed(told)] == alone
+        other.end_clean()
 
 
 def test_nothing_ends_an_answer_before_its_minimal_length(server: ServerProcess) -> None:
