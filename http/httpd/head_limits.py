@@ -1,7 +1,9 @@
 """What a request's head may be: how long its URL, how many headers, how its body is written.
 
 The server below bounds the bytes of all headers together; this is for what fits into those. Bodies
-are not decompressed: a few kilobytes could become any number of gigabytes.
+are not decompressed: a few kilobytes could become any number of gigabytes. One whose length is told
+in both ways is refused, since a proxy may have read the other: what one takes for a body's end the
+other takes for the next request (RFC 9112, 6.1, which also has the connection closed).
 """
 
 from typing import Final
@@ -14,6 +16,8 @@ from httpd.text import shown
 
 MAX_URL_BYTES: Final = 8 << 10  # RFC 9110, 4.1: at least 8,000
 MAX_HEADERS: Final = 128  # Apache takes 100; a browser sends about 20
+
+_TWO_LENGTHS: Final = "two_body_lengths"
 
 
 class HeadLimits:
@@ -30,6 +34,8 @@ class HeadLimits:
         response = error_response(refused, scope["path"])
         if refused.status == 415:
             response.headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16: what may be sent
+        if refused.code == _TWO_LENGTHS:
+            response.headers["connection"] = "close"
         await response(scope, receive, send)
 
 
@@ -42,6 +48,10 @@ def _refusal(scope: Scope) -> Rejected | None:
     if headers > MAX_HEADERS:
         message = f"The request has {headers} headers; the limit is {MAX_HEADERS}."
         return Rejected(431, message, code="headers_too_large")
+    names = {name for name, _ in scope["headers"]}
+    if names >= {b"content-length", b"transfer-encoding"}:
+        message = "The request has both a Content-Length and a Transfer-Encoding; send one."
+        return Rejected(400, message, code=_TWO_LENGTHS)
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             message = (

@@ -123,10 +123,14 @@ def read_function(function: Any, path: str, schema: str = "parameters") -> dict[
 def _named(choice: dict[str, Any], names: tuple[str, ...]) -> str:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
-    if choice.get("type") != "function" or not isinstance(name, str):
-        raise wrong_type(
-            "tool_choice", 'an object such as {"type": "function", "function": {"name": …}}', choice
+    if choice.get("type") != "function":
+        raise unsupported(
+            "tool_choice.type",
+            f"Unsupported value for 'tool_choice.type': {shown(choice.get('type'))}. Only a "
+            "function can be named.",
         )
+    if not isinstance(name, str):
+        raise invalid("Invalid 'tool_choice': it names no function.", "tool_choice", "invalid_type")
     if name not in names:
         raise invalid(
             f"Invalid 'tool_choice': {shown(name)} is not among the tools.",

@@ -33,6 +33,19 @@ def test_long_urls_and_many_headers(server: ServerProcess, http2: bool) -> None:
         assert client.get("/health").status_code == 200
 
 
+def test_a_body_with_two_lengths(server: ServerProcess) -> None:
+    """It is refused and its connection closed: its end might be the next request's beginning."""
+    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    both = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % (5 + len(smuggled))
+    with server.connect() as connection:
+        connection.sendall(head + both + b"0\r\n\r\n" + smuggled)
+        told = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert told.startswith(b"HTTP/1.1 400") and b"two_body_lengths" in told
+    assert told.count(b"HTTP/1.1") == 1
+    assert server.ask("abc").status_code == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [
