@@ -117,6 +117,25 @@ def test_stop_strings_are_looked_for_in_content_alone(server: ServerProcess) -> 
     assert chat(server, **asked)["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
+@pytest.mark.parametrize(
+    ("stop", "content", "finish"),
+    [("\n\n", "one two", "stop"), ("\n", "one two", "stop"), (" ", "one", "stop"),
+     ("think>", "one two\n\nthree", None), (">", "one two\n\nthree", None),
+     ("</think>\n\none", "one two\n\nthree", None)],
+)  # fmt: skip
+def test_no_stop_string_is_found_in_a_marker_or_beside_it(
+    server: ServerProcess, stop: str, content: str, finish: str | None
+) -> None:
+    """vllm#14170: what stands between reasoning and the answer is of neither."""
+    asked: dict[str, Any] = {"stop": [stop], "max_tokens": 150}
+    asked |= forced("<think>\na b\n</think>\n\none two\n\nthree")
+    whole = chat(server, **asked)["choices"][0]
+    told = {"role": "assistant", "content": content, "reasoning_content": "a b"}
+    assert whole["message"] == {**told, "refusal": None}
+    assert whole.get("stop_reason") == (stop if finish else None)
+    assert message_of(chat_chunks(server, **asked)) == (told, "stop")
+
+
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("include", [None, "include_stop_str_in_output", "no_stop_trim"])
 def test_a_marker_as_stop(server: ServerProcess, include: str | None, skip: bool) -> None:

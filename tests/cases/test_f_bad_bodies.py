@@ -4,6 +4,7 @@ vllm#7283, #7632, #12886, #22099, #57997; llama.cpp#13178, #18463.
 Also tests/e2e/test_bad_input.py and tests/http/test_bad_input.py.
 """
 
+import re
 from typing import Any
 
 import httpx
@@ -47,6 +48,33 @@ def test_prompts_as_long_as_the_context(server: ServerProcess, stream: bool, mor
             told = answer(response)
             assert told["choices"][0]["finish_reason"] == "length"
             assert told["usage"]["completion_tokens"] == more.get("n", 1)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_chats_as_long_as_the_context(server: ServerProcess, path: str, stream: bool) -> None:
+    """sglang#3910, #9599, llama.cpp#14566: the same of every API, with what its template adds."""
+    empty = {"messages": [{"role": "user", "content": ""}]}
+    added = answer(server.post("/tokenize", empty))["count"]
+    for short_by in (1, 0, -1):
+        text = "y" * (CONTEXT - added - short_by)
+        body: Json = {"model": "tiny", "stream": stream, "ignore_eos": True}
+        body |= {"input": text} if path.endswith("responses") else {
+            "messages": [{"role": "user", "content": text}]
+        }  # fmt: skip
+        body |= {"max_tokens": 1} if path.endswith("messages") else {}
+        response = server.post(path, body)
+        if short_by < 1:
+            assert response.status_code == 400
+            assert response.headers["content-type"] == "application/json"
+            message = response.json()["error"]["message"]
+            assert f"maximum context length is {CONTEXT} tokens" in message
+        else:
+            assert response.status_code == 200
+            ends = ('"length"', '"max_output_tokens"', '"max_tokens"')
+            assert sum(response.text.count(f'reason":{end}') for end in ends) == 1
+            counts = re.findall(r'"(?:completion|output)_tokens":(\d+)', response.text)
+            assert counts[-1:] == ["1"] or (path == CHAT and stream)
 
 
 def test_a_prompt_as_long_as_the_context_can_be_scored(server: ServerProcess) -> None:
