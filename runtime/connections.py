@@ -187,11 +187,8 @@ class AppInTurns:
             has_answered = True
             await send(event)
 
-        async def call() -> None:
-            await self._turns.wait()
-            await self._app(scope, receive, send_answer, *others)
-
-        await self._turns.count(call(), lambda: not has_answered)
+        work = self._app(scope, receive, send_answer, *others)
+        await self._turns.count(work, lambda: not has_answered)
 
 
 async def serve_connections(

@@ -15,12 +15,14 @@ Rules
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Generic, TypeVar
 
 # Of work that is begun: what a turn then takes of input is this and one piece more, and a token
 # passes through about three turns from its ring to its socket.
 BUDGET_S: Final = 4e-3
+_MEAN_OF: Final = 16  # pieces
 
 Result = TypeVar("Result")
 
@@ -30,12 +32,29 @@ class Turns:
 
     def __init__(self) -> None:
         self._spent_s = 0.0  # in this turn, and what those before have had too much
+        self._piece_s = BUDGET_S / 4  # what a piece takes: a moving mean
         self._step_began_s = math.inf  # time.thread_time(), while a step of a counted task runs
+        self._is_piece = False  # whether that step is more than coming here to wait
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._will_end = False  # the turn: `_end_turn` is on its way
 
     async def wait(self) -> None:
         """Returns at once, or in a later turn; called in counted tasks."""
-        while self._spent_s + time.thread_time() - self._step_began_s >= BUDGET_S:
-            await asyncio.sleep(0)
+        # Nobody asks again and again: a thousand who do would take all of the share.
+        is_next = not self._waiting
+        while not is_next or self._has_had_its_share():
+            may_begin = asyncio.get_running_loop().create_future()
+            if is_next:  # those before took longer than was expected
+                self._waiting.appendleft(may_begin)
+            else:
+                self._waiting.append(may_begin)
+            self._await_end()
+            await may_begin
+            is_next = True
+        self._is_piece = True
+
+    def _has_had_its_share(self) -> bool:
+        return self._spent_s + time.thread_time() - self._step_began_s >= BUDGET_S
 
     async def count(
         self, work: Coroutine[Any, Any, Result], is_input: Callable[[], bool] = lambda: True
@@ -44,19 +63,34 @@ class Turns:
         return await _Steps(self, work, is_input)
 
     def begin_step(self) -> None:
+        self._is_piece = False
         self._step_began_s = time.thread_time()
 
     def end_step(self) -> None:
-        if self._spent_s == 0:
-            asyncio.get_running_loop().call_soon(self._end_turn)
-        self._spent_s += time.thread_time() - self._step_began_s
+        took_s = time.thread_time() - self._step_began_s
         self._step_began_s = math.inf
+        self._spent_s += took_s
+        if self._is_piece:
+            self._piece_s += (took_s - self._piece_s) / _MEAN_OF
+        self._await_end()
+
+    def _await_end(self) -> None:
+        if not self._will_end:
+            self._will_end = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
         """Called when the next turn begins, before any work of its own."""
+        self._will_end = False
         self._spent_s = max(0.0, self._spent_s - BUDGET_S)
-        if self._spent_s > 0:
-            asyncio.get_running_loop().call_soon(self._end_turn)
+        expected_s = self._spent_s
+        while self._waiting and expected_s < BUDGET_S:
+            may_begin = self._waiting.popleft()
+            if not may_begin.done():  # else its client has left
+                may_begin.set_result(None)
+                expected_s += self._piece_s
+        if self._waiting or self._spent_s > 0:
+            self._await_end()
 
 
 class _Steps(Generic[Result]):
@@ -79,6 +113,9 @@ class _Steps(Generic[Result]):
             try:
                 value = yield pending
                 resume = self._work.send
+            except GeneratorExit:  # dropped unfinished, by any thread
+                self._work.close()
+                raise
             except BaseException as error:
                 resume, value = self._work.throw, error
 

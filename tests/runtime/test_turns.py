@@ -68,6 +68,40 @@ def test_a_turn_has_only_so_much_input(clock: Clock, work_s: float, most_a_turn:
     assert max(worked.count(turn) for turn in set(worked)) <= most_a_turn
 
 
+def test_those_who_wait_take_nothing_of_the_share(clock: Clock) -> None:
+    """Each step costs something, looking whether it is one's turn included."""
+    began_s = clock.now_s
+
+    def thread_time() -> float:
+        clock.now_s += BUDGET_S / 50
+        return clock.now_s
+
+    async def work(_: Turns) -> None:
+        pass
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(clock, "thread_time", thread_time)
+        turns_of(1000, work)
+    assert clock.now_s - began_s < 1000 * PIECES * BUDGET_S / 5
+
+
+def test_who_leaves_while_waiting_takes_no_turn(clock: Clock) -> None:
+    async def main() -> None:
+        turns = Turns()
+
+        async def work() -> None:
+            await turns.wait()
+            clock.now_s += 2 * BUDGET_S
+
+        tasks = [asyncio.create_task(turns.count(work())) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.wait(tasks)
+        assert [task.cancelled() for task in tasks] == [False, True, False]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_what_a_piece_took_too_much_later_turns_go_without(clock: Clock) -> None:
     async def work(_: Turns) -> None:
         clock.now_s += 10.5 * BUDGET_S
