@@ -36,7 +36,7 @@ from gpu_ops.process_group import ProcessGroup
 from perf.results import save
 from perf.scaling import MODELS, step_floor
 from perf.shared_ring import SharedRing
-from runtime.ranks.links import await_ranks, meet_rank_0
+from runtime.ranks.meeting import await_ranks, meet_rank_0
 from runtime.ranks.rank import Rank
 
 WORDS: Final = (HEADER_WORDS, 4096)  # an unchanged decode step; one with 2,000 prompt tokens

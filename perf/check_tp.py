@@ -26,7 +26,8 @@ from engine.model_config import read_model_config
 from engine.rank_group import device_of_rank
 from engine.request import Request, SamplingParams
 from gpu_ops.process_group import ProcessGroup
-from runtime.ranks.links import LinkClosed, await_ranks, meet_rank_0
+from runtime.ranks.links import LinkClosed
+from runtime.ranks.meeting import await_ranks, meet_rank_0
 from runtime.ranks.rank import Rank
 
 MEET_S: Final = 600.0  # the others wait while rank 0 runs alone

@@ -37,7 +37,7 @@ from runtime.messages import ModelFacts
 from runtime.monitor import all_stacks
 from runtime.ranks.facts import Facts, facts_of
 from runtime.ranks.follower import Follower, RankExecutor, meet_leader
-from runtime.ranks.launch import run_ranks
+from runtime.ranks.launch import removing_what_is_left, run_ranks
 from runtime.ranks.leader import RankZero, gather_ranks
 from runtime.ranks.links import RanksError
 from runtime.ranks.rank import MOST_RANKS, Rank
@@ -189,8 +189,9 @@ def _run_rank(config: ServerConfig, rank: Rank, asked: Asked) -> tuple[int, bool
     facts = facts_of(config.engine)
     if rank.rank > 0:
         return _follow(config, rank, facts)
-    ranks = gather_ranks(rank, facts)
-    return run(config, load_real(config, ranks), asked, ranks)
+    with removing_what_is_left():
+        ranks = gather_ranks(rank, facts)
+        return run(config, load_real(config, ranks), asked, ranks)
 
 
 def _follow(config: ServerConfig, rank: Rank, facts: Facts) -> tuple[int, bool]:

@@ -26,8 +26,10 @@ from runtime.lifecycle import Failure, Lifecycle
 from runtime.monitor import Watchdog, all_stacks
 from runtime.ranks.facts import Facts
 from runtime.ranks.leader import MEET_S
-from runtime.ranks.links import Link, LinkClosed, RanksError, StepReceiver, meet_rank_0
+from runtime.ranks.links import Link, LinkClosed, RanksError, StepReceiver
+from runtime.ranks.meeting import meet_rank_0
 from runtime.ranks.rank import Rank
+from runtime.ranks.stopped import StoppedRanks
 from runtime.ranks.watch import Watched
 from runtime.server import Outcome
 from runtime.worker import TICK_S, OperatorError, Pulse, Stopped, Worker
@@ -60,7 +62,7 @@ def meet_leader(rank: Rank, facts: Facts) -> tuple[Link, StepReceiver, int]:
     link, steps = meet_rank_0(rank.job, rank.rank, MEET_S)
     try:
         link.send(facts)
-        answer = link.wait(_ANSWER_S)
+        answer = link.wait(_ANSWER_S, StoppedRanks(rank.job, (0,)).check)
     except LinkClosed as error:
         raise RanksError(f"rank 0 ended ({error})") from error
     if "store_port" not in answer:

@@ -2,6 +2,7 @@
 
 What torchrun on the command line does not do, and this does:
 - Nothing is left behind in the folder for temporary files: torchrun's own folder for logs would be.
+  Where this process is killed, rank 0, which then ends, removes what this one no longer can.
 - Nothing listens beyond loopback: torchrun's store would, on every address of the machine.
 - SIGTERM drains, and then the exit code is 0: torchrun's own handler would make it 1 whatever the
   ranks did. Here a signal goes to the ranks, of which rank 0 obeys, and torchrun sees them end.
@@ -9,10 +10,12 @@ What torchrun on the command line does not do, and this does:
 
 import os
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -21,6 +24,9 @@ from runtime.ranks.rank import LOOPBACK
 
 # torchrun's handlers would end the job; this one is left to it, for a quick end with all stacks.
 _TORCHRUNS_SIGNAL: Final = "SIGQUIT"
+
+
+_FOLDER: Final = "PLAIT_RANKS_FOLDER"  # the ranks' environment has what is to be removed
 
 
 def run_ranks(size: int, environ: Mapping[str, str]) -> int:
@@ -35,6 +41,7 @@ def run_ranks(size: int, environ: Mapping[str, str]) -> int:
     os.environ.update(environ)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every address
     with tempfile.TemporaryDirectory(prefix="plait-ranks-") as folder:
+        os.environ[_FOLDER] = folder
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -55,6 +62,17 @@ def run_ranks(size: int, environ: Mapping[str, str]) -> int:
         except ChildFailedError:
             return 1  # the ranks said why
     return 0
+
+
+@contextmanager
+def removing_what_is_left() -> Iterator[None]:
+    """Around all that rank 0 does: removes `run_ranks`' folder where that was killed meanwhile."""
+    folder, parent = os.environ.get(_FOLDER), os.getppid()
+    try:
+        yield
+    finally:
+        if folder is not None and os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:

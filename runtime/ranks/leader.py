@@ -19,8 +19,10 @@ from httpd.service import State
 from runtime.inbox import Wakeup
 from runtime.lifecycle import Failure, Lifecycle
 from runtime.ranks.facts import Facts, difference
-from runtime.ranks.links import Link, LinkClosed, RanksError, StepSender, await_ranks
+from runtime.ranks.links import Link, LinkClosed, RanksError, StepSender
+from runtime.ranks.meeting import await_ranks
 from runtime.ranks.rank import LOOPBACK, Rank
+from runtime.ranks.stopped import StoppedRanks
 from runtime.ranks.watch import Watched
 from runtime.worker import TICK_S, Pulse
 
@@ -53,11 +55,13 @@ def gather_ranks(rank: Rank, facts: Facts) -> RankZero:
     Raises RanksError where one does not come, or differs; then all others end, too.
     """
     links, steps = await_ranks(rank.job, rank.size, MEET_S)
+    stopped = StoppedRanks(rank.job, range(1, rank.size))
     for link in links:
         try:
-            different = difference(link.peer.rank, link.wait(_FACTS_S), facts)
+            theirs = link.wait(_FACTS_S, stopped.check)
         except LinkClosed as error:
             raise RanksError(f"{link.peer} ended before it said what it serves") from error
+        different = difference(link.peer.rank, theirs, facts)
         if different is not None:
             _tell_all(links, {"end": 1})
             raise RanksError(different)

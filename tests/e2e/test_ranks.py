@@ -237,6 +237,32 @@ def test_ranks_that_differ_end_with_one_clear_message(checkpoint: Path, tmp_path
     assert said[1] == "Error: rank 0 ends: its log says why\n"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_before_the_others_meet_it_ends_all(
+    rank: int, checkpoint: Path
+) -> None:
+    """It has never said a word: only the machine knows that it is there."""
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": secrets.token_hex(8)}
+    command = [sys.executable, "-m", "runtime.serve", "--model", str(checkpoint), "--port", "0"]
+    ranks = [
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHON_GIL": "0", **job, "RANK": str(number)},
+        )
+        for number in (rank, 1 - rank)
+    ]  # fmt: skip
+    try:
+        ranks[0].send_signal(signal.SIGSTOP)
+        said = ranks[1].communicate(timeout=START_S)[0]  # it imports before it can look
+        assert [one.wait(SOON_S) for one in ranks] == [-signal.SIGKILL, 1]
+        told = f"Error: rank {rank} (process {ranks[0].pid}) is stopped by a signal; it was killed"
+        assert said == f"{told}\n"
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate(timeout=SOON_S)
+
+
 @pytest.mark.slow
 def test_tp_starts_ranks_and_passes_signals_and_exit_codes_on(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,8 +282,11 @@ def test_tp_starts_ranks_and_passes_signals_and_exit_codes_on(
 
 
 @pytest.mark.slow
-def test_ranks_do_not_outlive_torchrun(checkpoint: Path) -> None:
+def test_ranks_do_not_outlive_torchrun(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing can be done by a process that is killed; so rank 0 looks after it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving_model(checkpoint, *FLAGS, "--tp", "2") as server:
         server.ready()
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
@@ -266,3 +295,4 @@ def test_ranks_do_not_outlive_torchrun(checkpoint: Path) -> None:
         server.process.kill()
         assert wait_until(lambda: not any(rank.exists() for rank in ranks), GONE_S)
         assert "torchrun has ended: the server drains" in server.all_said()
+    assert not [*tmp_path.iterdir()]  # nor is its folder left behind

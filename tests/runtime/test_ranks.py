@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.descriptor import StepDescriptor
-from runtime.ranks import links
+from runtime.ranks import meeting, stopped
 from runtime.ranks.facts import difference, facts_of, fingerprint
 from runtime.ranks.links import (
     Link,
@@ -28,10 +29,11 @@ from runtime.ranks.links import (
     RanksError,
     StepReceiver,
     StepSender,
-    await_ranks,
-    meet_rank_0,
+    is_stopped,
 )
+from runtime.ranks.meeting import await_ranks, meet_rank_0
 from runtime.ranks.rank import Rank
+from runtime.ranks.stopped import StoppedRanks
 from runtime.ranks.watch import BEAT, Watched
 
 SOON_S = 20.0
@@ -139,12 +141,51 @@ def test_who_does_not_come_is_named(job: str, pool: ThreadPoolExecutor) -> None:
         meet_rank_0(job, 1, 0.1)
 
 
+def test_who_is_stopped_before_the_meeting_is_ended(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever torchrun told it; another job's process stays as it is."""
+    monkeypatch.setattr(stopped, "LOOK_S", 0.01)
+    mine = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": job}
+    with sleeping(**mine) as rank, sleeping(**{**mine, "MASTER_PORT": job[1:]}) as stranger:
+        stop(rank, stranger)
+        looking = StoppedRanks(Rank.of_environment(mine).job, (1,))
+        with pytest.raises(RanksError, match=rf"rank 1 \(process {rank.pid}\) is stopped by a"):
+            for _ in range(1000):
+                looking.check()
+                time.sleep(0.01)
+        assert rank.wait(SOON_S) == -signal.SIGKILL
+        assert stranger.poll() is None and is_stopped(stranger.pid)
+
+
+def test_a_job_that_is_stopped_and_goes_on_is_left_alone(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopped, "LOOK_S", -1.0)
+    mine = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": job}
+    looking = StoppedRanks(Rank.of_environment(mine).job, (1,))
+    with sleeping(**mine) as rank:
+        for _ in range(3):
+            stop(rank)
+            looking.check()
+            looking.check()
+            rank.send_signal(signal.SIGCONT)
+            os.waitid(os.P_PID, rank.pid, os.WCONTINUED)
+            looking.check()
+        assert rank.poll() is None
+
+
+def connected(job: str) -> socket.socket:
+    """Whoever knocks at the meeting point."""
+    return meeting._connected(job, 1e12, StoppedRanks(job, ()))
+
+
 def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(await_ranks, job, 3, SOON_S)
     link, receiver = meet_rank_0(job, 1, SOON_S)
     with pytest.raises(RanksError, match="another job of this machine has the name"):
         await_ranks(job, 2, 0.1)
-    again = links._connected(job, 1e12)
+    again = connected(job)
     again.sendall(b'["control", 1]\n')
     with pytest.raises(RanksError, match="is there twice"):
         waiting.result(SOON_S)
@@ -172,9 +213,9 @@ def test_who_is_no_rank_is_turned_away_and_the_job_goes_on(
     said: bytes | None,
 ) -> None:
     """said  by the stranger, "" where it hangs up; None: it stays, and says nothing"""
-    monkeypatch.setattr(links, "_GREETING_S", 0.1)
+    monkeypatch.setattr(meeting, "_GREETING_S", 0.1)
     waiting = pool.submit(await_ranks, job, 2, SOON_S)
-    stranger = links._connected(job, 1e12)
+    stranger = connected(job)
     stranger.sendall(said or b"")
     if said == b"":
         stranger.close()
@@ -188,10 +229,10 @@ def test_who_is_no_rank_is_turned_away_and_the_job_goes_on(
 
 def test_strangers_do_not_put_off_the_end_of_the_wait(job: str, pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(await_ranks, job, 2, 0.3)
-    links._connected(job, 1e12).close()
+    connected(job).close()
     while not waiting.done():
         with suppress(OSError), socket.socket(socket.AF_UNIX) as stranger:  # it has just ended
-            stranger.connect(links._meeting_point(job))
+            stranger.connect(meeting._meeting_point(job))
     with pytest.raises(RanksError, match=r"^rank 1 did not come within 0\.3 s$"):
         waiting.result(SOON_S)
 
@@ -200,12 +241,12 @@ def test_another_users_process_is_turned_away(
     job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's word counts; here it is this process that says it is somebody else."""
-    point = links._meeting_point(job)
-    monkeypatch.setattr(links, "_meeting_point", lambda _job: point)
+    point = meeting._meeting_point(job)
+    monkeypatch.setattr(meeting, "_meeting_point", lambda _job: point)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(await_ranks, job, 2, 0.5)
-        with links._connected(job, 1e12):
+        with connected(job):
             with pytest.raises(RanksError, match="rank 1 did not come"):
                 waiting.result(SOON_S)
     assert "of user" in caplog.text
@@ -241,12 +282,29 @@ def test_an_answer_may_come_together_with_the_first_beat() -> None:
     link.close()
 
 
+@contextmanager
+def sleeping(**environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with these variables that does nothing."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, **environ}
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(SOON_S)
+
+
+def stop(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait(SOON_S)
+    with sleeping() as process:
+        yield process
 
 
 class Clock:
@@ -286,8 +344,7 @@ def test_a_silent_rank_is_killed(
     """One that a signal has stopped sooner than one that may only be starved."""
     one, other_end, clock = watched(child)
     if stopped:
-        child.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(child)
     clock.now_s = patient_s
     one.check()
     clock.now_s += 1.1
