@@ -3,11 +3,12 @@
     python -m perf.soak --seconds 300                       # a small random model, much pressure
     python -m perf.soak --seconds 300 --model FOLDER -- --max-running 64
     python -m perf.soak --seconds 600 --ranks 2 --name soak_tp2      # the same with two processes
+    python -m perf.soak --seconds 60 --ranks 4 --family qwen3-moe    # another architecture
 
 Visitors live in houses of 25, half of them over HTTP/1.1, half over HTTP/2 with a connection a
-house. A visitor asks one of a hundred questions whose greedy answers are known; then it stays to
-the end, or leaves after some text, or loses patience at some moment; some ask what must be refused.
-Now and then a whole house goes at once. The server has few rows and fewer pages than they want, so
+house. A visitor asks one of a hundred questions whose greedy answers are known: one rank was asked
+them before, one by one. Then it stays to the end, or leaves after some text, or loses patience at
+some moment; some ask what must be refused. Now and then a whole house goes at once. The server has few rows and fewer pages than they want, so
 requests wait, prefixes are evicted and the youngest are retracted all the time.
 
 Passes where
@@ -42,7 +43,7 @@ from client.target import Target, new_client
 from perf.readings import REST_S, Reading, errors_in, is_at_rest, read_server
 from perf.results import save
 from perf.serving import Served, serving
-from tests.checkpoints import build_checkpoint, save_tokenizer
+from tests.checkpoints import FAMILIES, build_checkpoint, save_tokenizer
 
 HOUSE: Final = 25
 CASES: Final = 100
@@ -233,12 +234,18 @@ async def watch(served: Served, ledger: Ledger, seconds: float) -> None:
                 await asyncio.sleep(min(1.0, left_s))
 
 
-async def soak(served: Served, streams: int, seconds: float, seed: int) -> Ledger:
+async def known_answers(served: Served, seed: int) -> list[Case]:
+    async with new_client(Target(served.url, served.model, http2=False)) as client:
+        return await make_cases(client, served.model, seed)
+
+
+async def soak(
+    served: Served, cases: list[Case], streams: int, seconds: float, seed: int
+) -> Ledger:
     """What happened, from before the first visitor came to after the last one went."""
     ledger = Ledger()
     targets = [Target(served.url, served.model, http2=http2) for http2 in (False, True)]
     async with new_client(targets[0]) as alone:
-        cases = await make_cases(alone, served.model, seed)
         ledger.readings.append(await read_server(served, alone))
     houses = [
         asyncio.create_task(house(targets[n % 2], cases, ledger, seed + n))
@@ -320,19 +327,21 @@ def figures_of(ledger: Ledger, log: str) -> dict[str, Any]:
 
 
 @contextmanager
-def checkpoint(model: Path | None) -> Iterator[Path]:
-    """The model, or a small random one with a byte-level tokenizer."""
+def checkpoint(model: Path | None, family: str = "llama") -> Iterator[Path]:
+    """The model, or a small random one of a family, with a byte-level tokenizer."""
     if model is not None:
         yield model
         return
     with tempfile.TemporaryDirectory(prefix="plait-") as folder:
-        made = build_checkpoint(Path(folder) / "small", **MODEL)
+        made = build_checkpoint(Path(folder) / "small", family, **MODEL)
         save_tokenizer(made)
         yield made
 
 
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path), help="Checkpoint; else a random one.")
+@click.option("--family", type=click.Choice(list(FAMILIES)), default="llama", show_default=True,
+              help="Of the random checkpoint.")  # fmt: skip
 @click.option("--seconds", default=300.0, show_default=True)
 @click.option("--streams", default=200, show_default=True, help=f"A multiple of {HOUSE}.")
 @click.option("--seed", default=0, show_default=True)
@@ -340,22 +349,36 @@ def checkpoint(model: Path | None) -> Iterator[Path]:
 @click.option("--ranks", default=1, show_default=True, help="Processes that share the model.")
 @click.argument("server_flags", nargs=-1)
 def main(
-    model: Path | None, seconds: float, streams: int, seed: int, name: str, ranks: int,
-    server_flags: tuple[str, ...],
+    model: Path | None, family: str, seconds: float, streams: int, seed: int, name: str,
+    ranks: int, server_flags: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Soaks a server; SERVER_FLAGS replace those that put it under pressure."""
-    flags = [*(list(server_flags) or PRESSURE.split()), "--tp", str(ranks)]
-    with checkpoint(model) as folder:
+    flags = list(server_flags) or PRESSURE.split()
+    with checkpoint(model, family) as folder:
+        with serving(["--model", str(folder), *flags]) as served:
+            cases = asyncio.run(known_answers(served, seed))
+        flags += ["--tp", str(ranks)]
         with serving(["--model", str(folder), *flags]) as served:
             assert served.log is not None
-            ledger = asyncio.run(soak(served, streams, seconds, seed))
+            ledger = asyncio.run(soak(served, cases, streams, seconds, seed))
             log = served.log.read_text()
     figures = figures_of(ledger, log)
     table = Table("figure", "value", title=f"{streams} streams, {seconds:g} s, {folder.name}")
     for key, value in figures.items():
         table.add_row(key, str(value))
     Console().print(table)
-    print(save(name, {"streams": streams, "seconds": seconds, "server_flags": flags, **figures}))
+    print(
+        save(
+            name,
+            {
+                "family": family,
+                "streams": streams,
+                "seconds": seconds,
+                "server_flags": flags,
+                **figures,
+            },
+        )
+    )
     if figures["wrong"]:
         raise SystemExit(1)
 
