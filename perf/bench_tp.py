@@ -192,10 +192,11 @@ def predict() -> dict[str, Any]:
             for ranks in (1, 2, 4, 8):
                 floor = step_floor(config, ranks, batch, CONTEXT)
                 ms, faster = floor.step_s * 1e3, alone / floor.step_s
-                share = (floor.latency_s + floor.transfer_s) / floor.step_s
+                share = floor.collectives_s / floor.step_s
                 figures[f"{name}, batch {batch}, {ranks} GPUs"] = {
                     "floor_ms": round(ms, 2), "speedup": round(faster, 2),
                     "collectives_share": round(share, 3),
+                    "gather_share": round(floor.gather_s / floor.step_s, 4),
                 }  # fmt: skip
                 table.add_row(name, str(batch), str(ranks), f"{ms:.2f}", f"{faster:.2f}",
                               f"{100 * share:.0f}")  # fmt: skip
