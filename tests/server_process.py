@@ -41,7 +41,11 @@ class ServerProcess:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.url = self.wait_for(r"loading .*; (http\S+)/health", START_S)
+        try:
+            self.url = self.wait_for(r"loading .*; (http\S+)/health", START_S)
+        except BaseException:  # nobody has it yet who would close it
+            self.close()
+            raise
 
     def _read(self) -> None:
         assert self.process.stdout is not None
