@@ -8,8 +8,9 @@
 Visitors live in houses of 25, half of them over HTTP/1.1, half over HTTP/2 with a connection a
 house. A visitor asks one of a hundred questions whose greedy answers are known: one rank was asked
 them before, one by one. Then it stays to the end, or leaves after some text, or loses patience at
-some moment; some ask what must be refused. Now and then a whole house goes at once. The server has few rows and fewer pages than they want, so
-requests wait, prefixes are evicted and the youngest are retracted all the time.
+some moment; some ask what must be refused. Now and then a whole house goes at once. The server has
+few rows and fewer pages than they want, so requests wait, prefixes are evicted and the youngest are
+retracted all the time.
 
 Passes where
 - each answer is the known one, or as far as it was read its beginning, and no other error occurred
