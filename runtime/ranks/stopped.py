@@ -36,7 +36,7 @@ class StoppedRanks:
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in _stopped_processes()}
         for pid, looks in self._looks.items():
             rank = _try_rank(pid, self._job) if looks == _LOOKS else None
-            if rank in self._ranks:
+            if rank is not None and rank in self._ranks:
                 process = RankProcess(rank, pid)
                 process.kill()
                 raise RanksError(f"{process} is stopped by a signal; it was killed")
