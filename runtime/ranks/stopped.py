@@ -35,9 +35,8 @@ class StoppedRanks:
         self._next_s = time.monotonic() + LOOK_S
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in _stopped_processes()}
         for pid, looks in self._looks.items():
-            rank = _try_rank(pid, self._job) if looks == _LOOKS else None
-            if rank is not None and rank in self._ranks:
-                process = RankProcess(rank, pid)
+            process = _try_process(pid, self._job) if looks == _LOOKS else None
+            if process is not None and process.rank in self._ranks:
                 process.kill()
                 raise RanksError(f"{process} is stopped by a signal; it was killed")
 
@@ -48,11 +47,12 @@ def _stopped_processes() -> Iterator[int]:
             yield int(folder.name)
 
 
-def _try_rank(pid: int, job: str) -> int | None:
-    """Which rank of the job this process is; None for one that is none, or another user's."""
+def _try_process(pid: int, job: str) -> RankProcess | None:
+    """None for a process that is no rank of the job, has ended, or is another user's."""
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         place = Rank.of_environment(dict(word.split("=", 1) for word in words if "=" in word))
+        process = RankProcess(place.rank, pid)
     except (OSError, ValueError):
         return None
-    return place.rank if place.job == job and not place.is_alone else None
+    return process if place.job == job and not place.is_alone else None
