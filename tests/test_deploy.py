@@ -1,6 +1,7 @@
 """The container file and the systemd unit: their commands are Plait's, their paths are there."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -79,3 +80,12 @@ def test_the_containers_shell_commands_parse() -> None:
     for command in commands:
         subprocess.run(["sh", "-n", "-c", command], check=True, timeout=10)
     assert (ROOT / "plait").is_file() and commands[-1] == "./plait run true"
+
+
+def test_the_router_is_started_by_a_script_that_a_shell_takes() -> None:
+    """What its flags do, tests/e2e/test_router.py tries where the router is installed."""
+    script = ROOT / "deploy" / "router.sh"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["sh", "-n", script], check=True, timeout=60)
+    assert "sglang-router==0.3.2" in script.read_text()  # the one that was tried
+    assert "sglang-router==0.3.2" in (ROOT / "README.md").read_text()

@@ -76,6 +76,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/health"): Operation("Whether the server runs, and what requests hold", "Health"),
     ("GET", "/ready"): Operation("Whether the API answers", "Ready"),
     ("GET", "/version"): Operation("The server's version", "Version"),
+    ("GET", "/server_info"): Operation("What is served, for a router of replicas", "ServerInfo"),
     ("GET", PATH): Operation("This document", "Object"),
     ("GET", "/capacity"): Operation("What the machine and the model can carry", "Capacity"),
     ("GET", "/live"): Operation("What the server does now", "Live"),

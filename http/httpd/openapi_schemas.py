@@ -160,6 +160,7 @@ ANSWERS: Final[dict[str, Schema]] = {
     ),
     "Ready": record({"state": one("ready")}),
     "Version": record({"version": STRING}),
+    "ServerInfo": record({"served_model_name": STRING, "max_model_len": COUNT, "version": STRING}),
     "Flushed": record({"freed_pages": COUNT}),
     "CacheOutline": record(
         {

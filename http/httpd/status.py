@@ -1,4 +1,4 @@
-"""The routes that read and never generate: /health, /ready, /version, /v1/models."""
+"""The routes that read and never generate: /health, /ready, /version, /server_info, /v1/models."""
 
 import dataclasses
 from typing import Any
@@ -34,6 +34,12 @@ def status_routes(service: Service, version: str) -> list[Route]:
     async def version_of(_request: Request) -> Response:
         return json_answer({"version": version})
 
+    async def server_info(_request: Request) -> Response:
+        """SGLang's name for it: its router asks every replica what it serves, once."""
+        card = ready_model(service)
+        told = {"served_model_name": card.id, "max_model_len": card.max_model_len}
+        return json_answer({**told, "version": version})
+
     async def models(_request: Request) -> Response:
         return json_answer({"object": "list", "data": [_model_object(ready_model(service))]})
 
@@ -47,6 +53,7 @@ def status_routes(service: Service, version: str) -> list[Route]:
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
         Route("/version", version_of, methods=["GET"]),
+        Route("/server_info", server_info, methods=["GET"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{id:path}", model, methods=["GET"]),
     ]

@@ -44,7 +44,9 @@ async def test_only_health_and_version_answer_outside_of_ready(
     assert (occupancy is None) == (state is State.LOADING)
     assert occupancy is None or occupancy["available_pages"] == occupancy["total_pages"] == 8
     assert (await client.get("/version")).json() == {"version": "9.9"}
-    refused = [await client.get(path) for path in ("/ready", "/v1/models", "/v1/models/x")]
+    refused = [
+        await client.get(path) for path in ("/ready", "/server_info", "/v1/models", "/v1/models/x")
+    ]
     refused += [await client.post(path, json={}) for path in (CHAT, "/v1/completions")]
     for response in refused:
         assert response.status_code == 503
@@ -69,6 +71,11 @@ async def test_compressed_bodies(
     plain = await client.post(path, content=b"{}", headers={"content-encoding": " Identity"})
     assert plain.status_code == 400
     assert not service.submissions
+
+
+async def test_a_router_learns_what_is_served(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/server_info")).json()
+    assert told["served_model_name"] == (await client.get("/v1/models")).json()["data"][0]["id"]
 
 
 async def test_ready(client: httpx.AsyncClient) -> None:

@@ -111,6 +111,7 @@ ASKED: list[tuple[str, Any]] = [
     ("/health", None),
     ("/ready", None),
     ("/version", None),
+    ("/server_info", None),
     ("/openapi.json", None),
     ("/capacity", None),
     ("/live", None),
