@@ -2,7 +2,7 @@
 # Several replicas behind one address, by SGLang's router: prompts that begin alike go to the same
 # replica, so that what it has computed of them is used again.
 #
-#   python3 -m venv ROUTER && ROUTER/bin/pip install sglang-router==0.3.2     # no torch, 30 MB
+#   python3 -m venv ROUTER && ROUTER/bin/pip install sglang-router==0.3.2     # no torch, 150 MB
 #   PATH=ROUTER/bin:$PATH deploy/router.sh 8080 http://127.0.0.1:8001 http://127.0.0.1:8002
 #
 # First the address's port, then the replicas, which are to be ready: the router asks each for the
