@@ -9,11 +9,11 @@
 # model's name only once, when it meets it. ROUTER_FLAGS holds further flags of the router's.
 #
 # --health-…         a replica that has gone, loads or drains (/ready says 503) gets nothing new
-#                    after three seconds, and is back one second after it is ready
-# --cb-…             three failures in a row end a replica's part for five seconds: sooner than its
-#                    health tells, and before the last of five retries. So what was refused, or lost
-#                    before its first byte, goes to another replica in the end; an answer that has
-#                    begun is lost with its own. What is the client's fault (4xx) counts for nothing
+#                    after two seconds, and is back one second after it is ready
+# --retry-…          what it refused until then, or lost before its first byte, is tried again for
+#                    five seconds: that is longer, so another replica answers. An answer that has
+#                    begun is lost with its own
+# --disable-circuit-breaker   which would close replicas to all because one client errs (4xx)
 # --balance-…        a replica with 16 requests more than another, and twice as many, is not given
 #                    prompts for what it has cached
 set -eu
@@ -21,8 +21,10 @@ port=$1
 shift
 exec sglang-router launch --host "${ROUTER_HOST:-127.0.0.1}" --port "$port" \
     --worker-urls "$@" \
-    --policy cache_aware --cache-threshold 0.3 --balance-abs-threshold 16 --balance-rel-threshold 2 \
+    --policy cache_aware --cache-threshold 0.3 \
+    --balance-abs-threshold 16 --balance-rel-threshold 2 \
     --health-check-endpoint /ready --health-check-interval-secs 1 --health-check-timeout-secs 5 \
-    --health-failure-threshold 3 --health-success-threshold 1 \
-    --cb-failure-threshold 3 --cb-success-threshold 1 --cb-timeout-duration-secs 5 \
+    --health-failure-threshold 2 --health-success-threshold 1 \
+    --retry-max-retries 15 --retry-initial-backoff-ms 50 --retry-max-backoff-ms 500 \
+    --disable-circuit-breaker \
     --worker-startup-check-interval 1 --log-level warn --prometheus-host 127.0.0.1 ${ROUTER_FLAGS:-}
