@@ -44,6 +44,7 @@ from runtime.ranks.rank import MOST_RANKS, Rank
 from runtime.report import LoadingReport, show_capacity, show_ready, tell
 from runtime.server import Server
 from runtime.setup.console import SetupError
+from runtime.telemetry.settings import telemetry_to, traces_endpoint
 from runtime.version import plait_version
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,11 @@ _PATH: Final = click.Path(path_type=Path)
 @option("--page/--no-page", "The web page at /.")
 @option("--access-log/--no-access-log", "A line for each request.")
 @option("--log-format", "human, or json: an object a line.", type=click.Choice(FORMATS))
+@option(
+    "--otlp-endpoint",
+    "Collector that gets OpenTelemetry spans of each request, over HTTP: "
+    "http://collector:4318.  [default: environment variable OTEL_EXPORTER_OTLP_ENDPOINT]",
+)
 @option("--profile", "Trace the first so many steps with torch's profiler.", type=int)
 @option("--profile-dir", "Where the trace goes.", type=_PATH)
 @option("--request-timeout-s", "Time for one request, answer included; without it, no limit.",
@@ -225,6 +231,7 @@ def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
     rest = {name: value for name, value in flags.items() if name not in engine_names}
     rest["api_keys"] = take_keys(rest.pop("api_key_file"), API_KEYS)
     rest["admin_keys"] = take_keys(rest.pop("admin_key_file"), ADMIN_KEYS)
+    rest["otlp_endpoint"] = traces_endpoint(rest.pop("otlp_endpoint"), os.environ)
     return ServerConfig(engine=EngineConfig(model=model, **engine, **graphs), **rest)
 
 
@@ -266,6 +273,7 @@ def run(
         config, listening, load, version=plait_version(), progress=report, on_ready=on_ready,
         capacity=asked, on_capacity=partial(show_capacity, as_log=as_log),
         followers=() if ranks is None else ranks.links,
+        telemetry=telemetry_to(config.otlp_endpoint, config.http_loops),
     )  # fmt: skip
 
     def on_signal(number: int, _frame: FrameType | None) -> None:

@@ -40,6 +40,7 @@ from runtime.ranks.links import Link
 from runtime.request_log import RequestLog
 from runtime.rings import Rings
 from runtime.service import ThreadedService
+from runtime.telemetry.thread import Telemetry
 from runtime.tokenizer_pool import TokenizerLoop
 from runtime.worker import TICK_S, Worker
 
@@ -75,6 +76,7 @@ class Server:
         capacity: Asked | None = None,
         on_capacity: Callable[[Capacity], None] = lambda _report: None,
         followers: Sequence[Link] = (),
+        telemetry: Telemetry | None = None,
     ) -> None:
         """
         listening    taken over
@@ -83,9 +85,11 @@ class Server:
         capacity     what the report is about; None: the machine alone
         on_capacity  called with the report on the monitor thread, while the model is loaded
         followers    links to the other ranks that serve the model, taken over
+        telemetry    gets every trace, taken over; None: nobody does
         """
         self._config = config
         self._on_ready = on_ready
+        self._telemetry = telemetry
         self._lifecycle = Lifecycle()
         self._rings = Rings(config)
         for wakeup in self._rings.wakeups:
@@ -122,7 +126,11 @@ class Server:
             access=config.access,
         )
         logs = [RequestLog() for _ in loops]
-        traces = [Traces(frozenset(APIS)) for _ in loops]
+        telemetry = self._telemetry
+        traces = [
+            Traces(frozenset(APIS), None if telemetry is None else telemetry.on_end(index))
+            for index in loops
+        ]
 
         def http_loop(index: int) -> HttpLoop:
             limit = QueueLimit(config.max_requests, config.max_queued_tokens, counts, index)
@@ -165,6 +173,8 @@ class Server:
         """Serves until a signal or a failure ends it."""
         for worker in (*self._http, self._monitor, self._engine, *self._ranks):
             worker.start()
+        if self._telemetry is not None:
+            self._telemetry.start()
         while True:
             self._inbox.wait(TICK_S)
             self._watchdog.check(self._workers)
@@ -254,6 +264,8 @@ class Server:
 
     def _close(self, left: list[str]) -> bool:
         self._watchdog.disarm()
+        if self._telemetry is not None:
+            self._telemetry.close()  # where it hangs, it ends with the process
         if self._loaded is not None:
             self._loaded.grammars.close()
         if not left:  # whoever still runs may use them

@@ -7,7 +7,7 @@ are refused, for GET /debug/requests/{id}. Knows no text of any request.
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain
@@ -43,10 +43,12 @@ class Trace:
         "request_id",
         "response_id",
         "status",
+        "traceparent",
     )
 
-    def __init__(self, request_id: str, path: str) -> None:
-        self.request_id, self.path = request_id, path
+    def __init__(self, request_id: str, path: str, traceparent: str = "") -> None:
+        """traceparent  the client's header of that name, as it came; empty: there was none"""
+        self.request_id, self.path, self.traceparent = request_id, path, traceparent
         self.received_s, self.received_at_s = time.monotonic(), time.time()
         self.response_id: str | None = None
         self.status: int | None = None
@@ -81,18 +83,26 @@ class Traces:
     """Requests under way, the last ones, and how many ended in which way. Owned by its HTTP loop;
     others may read the counters, a moment late."""
 
-    def __init__(self, paths: frozenset[str] = frozenset()) -> None:
-        """paths  those that are counted by name; all else is "other", which nobody can blow up"""
+    def __init__(
+        self,
+        paths: frozenset[str] = frozenset(),
+        on_end: Callable[[Trace], None] | None = None,
+    ) -> None:
+        """
+        paths   those that are counted by name; all else is "other", which nobody can blow up
+        on_end  called with each that is kept, once it has ended; must not raise, nor take long
+        """
         self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
         self.refusals: Counter[str] = Counter()  # by code
         self._paths = paths
+        self._on_end = on_end
         self._open: dict[int, Trace] = {}  # by identity: an id of a client's may come twice
         self._last: deque[Trace] = deque(maxlen=MOST_TRACES)
 
     @contextmanager
-    def entry(self, request_id: str, path: str) -> Iterator[Trace]:
+    def entry(self, request_id: str, path: str, traceparent: str = "") -> Iterator[Trace]:
         """The trace of one request while it is handled."""
-        trace = Trace(request_id, path)
+        trace = Trace(request_id, path, traceparent)
         self._open[id(trace)] = trace
         token = _CURRENT.set(trace)
         try:
@@ -123,3 +133,5 @@ class Traces:
         # Whoever has no key must not push out the requests of those who have one.
         if trace.parts or (trace.error is not None and trace.status != 401 and path != "other"):
             self._last.append(trace)
+            if self._on_end is not None:
+                self._on_end(trace)

@@ -1,0 +1,1 @@
+"""OpenTelemetry: what a request's timeline tells, sent as spans once the request has ended."""
