@@ -14,12 +14,14 @@ from engine.cpu_executor import CpuExecutor
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.generation_config import eos_ids
+from engine.host_memory import available_bytes
 from engine.kv_cache import page_bytes
 from engine.limits import (
     COPIED_BYTES_A_STEP,
     LEAST_CAPABILITY,
     asked_context,
     check_settings,
+    host_bytes,
     host_slots,
     longest_request,
     pool_budget,
@@ -30,7 +32,7 @@ from engine.model_config import read_model_config
 from engine.models.decoder import Decoder
 from engine.pages import PagePool
 from engine.prefix_cache import PrefixCache
-from engine.room import available_bytes, host_bytes, refuse_beyond_memory, refuse_uneven_memory
+from engine.room import refuse_beyond_memory, refuse_uneven_memory
 from engine.scheduler import Scheduler
 from engine.sharding import share_of
 from engine.timeouts import Timeouts

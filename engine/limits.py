@@ -34,6 +34,11 @@ def dtype_name(asked: str, checkpoint: str, *, on_cpu: bool, cpu_bfloat16: bool)
     return "float32" if on_cpu and not native else "bfloat16"
 
 
+def host_bytes(config: EngineConfig) -> int:
+    """What the prefix cache's tier in host memory takes of it, for one rank."""
+    return int(config.host_cache_gib * 2**30)
+
+
 def host_slots(config: EngineConfig, page_bytes: int) -> int:
     """Pages that `host_cache_gib` holds; 0 where there is to be no host tier.
 
@@ -41,7 +46,7 @@ def host_slots(config: EngineConfig, page_bytes: int) -> int:
 
     Raises ModelError where it is too little.
     """
-    slots = int(config.host_cache_gib * 2**30) // page_bytes
+    slots = host_bytes(config) // page_bytes
     # Slot 0 is never used.
     if config.host_cache_gib and slots < 2:
         raise ModelError(

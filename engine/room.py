@@ -4,16 +4,15 @@ Raises ModelError for what would fail half-way through loading, or be killed by 
 the KV pool gets of what is left is `build.py`'s to decide.
 """
 
-import os
-from pathlib import Path
 from typing import Final
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.host_memory import available_bytes
 from engine.kv_cache import page_bytes
-from engine.limits import asked_context, asked_pages, host_slots
+from engine.limits import asked_context, asked_pages, host_bytes, host_slots
 from engine.load import outline, resolve_dtype
 from engine.sharding import Share
 from gpu_ops.collectives import RankGroup
@@ -67,17 +66,3 @@ def _refuse_host_beyond_memory(config: EngineConfig, ranks: int, *, beside: int)
             f"host_cache_gib is {config.host_cache_gib}: {host / 1e9:.1f} GB{model}, but "
             f"{free / 1e9:.1f} GB of memory are free on the host"
         )
-
-
-def host_bytes(config: EngineConfig) -> int:
-    """What the prefix cache's tier in host memory takes of it, for one rank."""
-    return int(config.host_cache_gib * 2**30)
-
-
-def available_bytes() -> int:
-    """Memory that could be taken: what is free, and what files are merely cached in."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, value, *_ = line.split()
-        if name == "MemAvailable:":
-            return int(value) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -9,6 +9,7 @@ import click
 
 from runtime.config import ServerConfig
 
+_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _BACKLOG: Final = 4096
 # Connections inherit these: a client whose machine went without a word is found out in 2 minutes.
 _SOCKET_OPTIONS: Final = (
@@ -52,7 +53,8 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def address_of(config: ServerConfig, listening: socket.socket) -> str:
-    """The URL that clients take, with the port that was found."""
+    """The URL that clients on this machine take, with the port that was found."""
     scheme = "http" if config.tls_cert is None else "https"
-    host = f"[{config.host}]" if ":" in config.host else config.host
+    host = _HERE.get(config.host, config.host)  # nobody can call "every address"
+    host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}:{listening.getsockname()[1]}"

@@ -19,6 +19,7 @@ from runtime.gil import restart_without_gil
 from runtime.serve import serve
 from runtime.setup.console import SetupError, say
 from runtime.setup.model import prepare_default
+from runtime.version import plait_version
 
 _ROOT = Path(__file__).resolve().parent.parent
 _IN_CHECKOUT = (_ROOT / "tests").is_dir() and (_ROOT / "pyproject.toml").is_file()
@@ -26,6 +27,7 @@ _ANYTHING = {"ignore_unknown_options": True, "help_option_names": []}
 
 
 @click.group()
+@click.version_option(plait_version(), message="plait %(version)s")
 def commands() -> None:
     """Serves language models over an OpenAI-compatible API, chats with them, measures them."""
 

@@ -69,7 +69,16 @@ class ControlRings:
 class ServerControl:
     """`httpd.admin.Control` over threads. Owned by its HTTP loop."""
 
-    def __init__(self, lifecycle: Lifecycle, rings: ControlRings, service: ThreadedService) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        rings: ControlRings,
+        service: ThreadedService,
+        *,
+        keeps_steps: bool = True,
+    ) -> None:
+        """keeps_steps  whether the engine tells why its last steps were so"""
+        self._keeps_steps = keeps_steps
         self.running = Running()
         self._lifecycle = lifecycle
         self._rings = rings
@@ -89,6 +98,9 @@ class ServerControl:
         return dataclasses.asdict(answer.outline)
 
     async def read_steps(self, count: int) -> bytes:
+        if not self._keeps_steps:
+            message = "No steps are kept: start the server with --trace-steps 10000."
+            raise Rejected(404, message, code="steps_not_traced")
         (answer,) = await self._ask([self._rings.engine], partial(ReadSteps, count=count))
         return await asyncio.to_thread(_lines, answer.steps)  # milliseconds for a thousand
 

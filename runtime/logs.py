@@ -72,4 +72,22 @@ def set_up_logging(form: str = "human", rank: int = 0) -> None:
     handler.addFilter(Context(rank))
     handler.setFormatter(JsonLines() if form == "json" else HumanLines(rank))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(True)  # Python's own, which libraries warn by
     logging.getLogger("hypercorn.error").setLevel(logging.WARNING)  # it greets, and so do we
+
+
+def adopt_libraries() -> None:
+    """Has libraries write by our handler what they write by handlers of their own.
+
+    Call it once they are imported: torch and transformers make theirs then. What their C++ writes
+    to standard error stays as it is.
+    """
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            for handler in list(logger.handlers):
+                if isinstance(handler, logging.StreamHandler) and handler.stream in (
+                    sys.stderr,
+                    sys.__stderr__,
+                ):
+                    logger.removeHandler(handler)
+                    logger.propagate = True

@@ -117,8 +117,7 @@ class QueueLimit:
         """
         if not self.tokens and rows_are_free:
             return 0.0
-        now_s = self._clock()
-        recent = [each for each in self._begun if each[0] >= now_s - _MAX_RETRY_S]
+        now_s, recent = self._recent()
         if len(recent) < 2:
             return None
         elapsed_s = now_s - recent[0][0]
@@ -128,17 +127,23 @@ class QueueLimit:
         return self.tokens * elapsed_s / tokens if tokens else None
 
     def _seconds_for(self, tokens: int) -> int:
-        """Whole seconds in which so many leave, at the rate of the last ones; 1 where unknown.
+        """Whole seconds in which so many leave, at the last minute's rate; 1 where unknown.
 
         Other loops' prompts are taken to leave as fast as this one's.
         """
-        if len(self._begun) < 2:
+        now_s, recent = self._recent()
+        if len(recent) < 2:
             return 1
-        elapsed_s = self._clock() - self._begun[0][0]
-        left = sum(tokens for _, tokens in self._begun) - self._begun[0][1]
+        elapsed_s = now_s - recent[0][0]
+        left = sum(each for _, each in recent[1:])
         if left == 0:
             return 1
         return min(max(math.ceil(tokens * elapsed_s / (left * self._loops)), 1), _MAX_RETRY_S)
+
+    def _recent(self) -> tuple[float, list[tuple[float, int]]]:
+        """Now, and what has begun in the last minute: an idle hour says nothing of the rate."""
+        now_s = self._clock()
+        return now_s, [each for each in self._begun if each[0] >= now_s - _MAX_RETRY_S]
 
 
 class Place:

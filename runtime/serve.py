@@ -28,11 +28,12 @@ from runtime.capacity.estimate import Asked
 from runtime.capacity.host import multiplies_bfloat16
 from runtime.checkpoint import find_checkpoint
 from runtime.config import CACHE_ISOLATIONS, ServerConfig
+from runtime.early import check_machine
 from runtime.engine_thread import Load, Loaded, Progress, ServedEngine
 from runtime.flags import option
 from runtime.gil import restart_without_gil
 from runtime.keys import ADMIN_KEYS, API_KEYS, take_keys
-from runtime.logs import FORMATS, set_up_logging
+from runtime.logs import FORMATS, adopt_libraries, set_up_logging
 from runtime.messages import ModelFacts
 from runtime.monitor import all_stacks
 from runtime.ranks.facts import Facts, facts_of
@@ -166,6 +167,7 @@ def serve(model: str | None, tp: int | None, **flags: Any) -> None:
         check_settings(config.engine, shape)
         share_of(shape, rank.rank, max(tp or 1, rank.size))
         _check_tp(tp, rank)
+        check_machine(config.engine, max(tp or 1, rank.size))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
@@ -299,6 +301,7 @@ def load_real(config: ServerConfig, ranks: RankZero | None = None) -> Load:
         progress("importing torch", None)
         from runtime.loading import load_engine  # takes seconds: see the module's docstring
 
+        adopt_libraries()
         return load_engine(config, progress, ranks)
 
     return load

@@ -137,7 +137,10 @@ class Server:
             service = ThreadedService(
                 self._lifecycle, rings.of_service(index), limit, logs[index], loops=len(loops)
             )
-            control = ServerControl(self._lifecycle, rings.of_control(index), service)
+            control = ServerControl(
+                self._lifecycle, rings.of_control(index), service,
+                keeps_steps=config.engine.trace_steps > 0,
+            )  # fmt: skip
             insight = ServerInsight(
                 self._lifecycle, rings.of_insight(), logs, traces, limit, version=version,
                 max_running=config.engine.max_running, max_alive=config.max_requests,

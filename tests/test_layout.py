@@ -35,7 +35,7 @@ TORCH_FREE = (
     "holdings", "admission", "producers", "rules", "constraints", "logprobs", "token_scores",
     "policies", "host_tier", "batch", "commit", "retraction", "timeouts", "step_cost",
     "step_trace", "footprint", "request_times", "step_counters", "sharding", "broadcast",
-    "bad_words", "preparation", "cache_outline", "pressure", "graph_sizes",
+    "bad_words", "host_memory", "preparation", "cache_outline", "pressure", "graph_sizes",
     "grammar.compiler", "grammar.on_demand",
 )  # fmt: skip
 

@@ -39,9 +39,9 @@ class Control(Protocol):
         ...
 
     async def read_steps(self, count: int) -> bytes:
-        """The last steps, oldest first, a line of JSON each; nothing where none are kept.
+        """The last steps, oldest first, a line of JSON each.
 
-        Raises `Rejected` as `flush_cache` does.
+        Raises `Rejected` as `flush_cache` does; 404 where none are kept.
         """
         ...
 

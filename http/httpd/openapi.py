@@ -88,7 +88,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/debug/steps"): Operation(
         "The engine's last steps and why they were so, a line of JSON each; for an admin",
-        "StepLines", media_type="application/jsonl",
+        "StepLines", media_type="application/jsonl", not_found=True,
     ),
     ("GET", "/cache"): Operation("The prefix cache, as it can be drawn", "CacheOutline"),
     ("POST", "/flush_cache"): Operation(

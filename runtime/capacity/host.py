@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from engine.host_memory import group_room_bytes
 from runtime.capacity.report import Host
 
 _MEMORY = Path("/proc/meminfo")
@@ -19,7 +20,10 @@ def read_host(memory: Path = _MEMORY) -> Host:
             sizes[name] = int(value) * 1024
     except (OSError, ValueError):
         sizes = {}
-    return Host(os.cpu_count() or 1, sizes.get("MemTotal:"), sizes.get("MemAvailable:"))
+    available, room = sizes.get("MemAvailable:"), group_room_bytes()
+    if available is not None and room is not None:
+        available = min(available, room)
+    return Host(os.cpu_count() or 1, sizes.get("MemTotal:"), available)
 
 
 def multiplies_bfloat16(cpu: Path = _CPU) -> bool:

@@ -20,6 +20,7 @@ from runtime.setup.children import Workshop
 from runtime.setup.console import SetupError, say
 from runtime.setup.interpreter import Interpreter, NotAvailable
 from runtime.setup.packages import CannotCompile, Environment
+from runtime.version import plait_version
 
 ROOT = Path(__file__).resolve().parents[2]
 USAGE = """\
@@ -32,7 +33,8 @@ Usage: ./plait [--python PROGRAM] COMMAND [ARGUMENTS]
   test       run the test suite; arguments go to pytest
   run        run any program in the prepared environment: ./plait run python FILE
 
-`./plait COMMAND --help` tells the options of the first four.
+`./plait COMMAND --help` tells the options of the first four, `./plait --version` the
+version.
 
 The first command prepares an interpreter, the locked packages and a small model in the user's cache
 folder, and says what it does; later ones start at once. --python (or PLAIT_PYTHON) names the
@@ -66,6 +68,9 @@ def _main(arguments: list[str]) -> int:
         python = python or words.pop(0)
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
+        return 0
+    if words[0] == "--version":
+        print(f"plait {plait_version()}")
         return 0
     command, *rest = words
     if command not in COMMANDS:

@@ -55,7 +55,7 @@ class OtlpSender:
         return self._said.word or "no reason is known"
 
     def interrupt(self) -> None:
-        self._exporter.shutdown()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _LastWord(logging.Handler):

@@ -19,6 +19,7 @@ _PATH: Final = "/v1/traces"
 _BASE: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACES: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_SPOKEN: Final = "http/protobuf"
 MISSING: Final = (
     "opentelemetry is not installed: in a clone `./plait run true` installs it, elsewhere "
     "`pip install 'plait[otlp]'`"
@@ -36,18 +37,26 @@ def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
         if not is_installed():
             raise ValueError(f"otlp_endpoint is {flag}, but {MISSING}")
         return _checked("otlp_endpoint", _with_path(flag))
+    try:
+        return _of_environment(environ)
+    except ValueError as error:
+        log.warning("no traces are sent: %s", error)
+        return None
+
+
+def _of_environment(environ: Mapping[str, str]) -> str | None:
+    """Raises ValueError where it asks for what cannot be done."""
     name = _TRACES if environ.get(_TRACES) else _BASE
     wanted = environ.get(name)
     if not wanted or _is_off(environ):
         return None
-    try:
-        url = _checked(name, wanted if name == _TRACES else _with_path(wanted))
-    except ValueError as error:
-        return _refused(str(error))
-    protocol = next((environ[each] for each in _PROTOCOLS if environ.get(each)), "http/protobuf")
-    if protocol != "http/protobuf":
-        return _refused(f"{name} is for {protocol}, and http/protobuf alone is spoken")
-    return url if is_installed() else _refused(f"{name} is {wanted}, but {MISSING}")
+    url = _checked(name, wanted if name == _TRACES else _with_path(wanted))
+    protocol = next((environ[each] for each in _PROTOCOLS if environ.get(each)), _SPOKEN)
+    if protocol != _SPOKEN:
+        raise ValueError(f"{name} is for {protocol}, and {_SPOKEN} alone is spoken")
+    if not is_installed():
+        raise ValueError(f"{name} is {wanted}, but {MISSING}")
+    return url
 
 
 def telemetry_to(endpoint: str | None, loops: int) -> Telemetry | None:
@@ -88,7 +97,3 @@ def _checked(name: str, url: str) -> str:
     if not sound:
         raise ValueError(f"{name} is {url}; it must be like http://collector:4318")
     return url
-
-
-def _refused(why: str) -> None:
-    log.warning("no traces are sent: %s", why)

@@ -25,8 +25,9 @@ def threads() -> Iterator[Threads]:
     threads.close()
 
 
-def control_of(threads: Threads) -> ServerControl:
-    return ServerControl(threads.lifecycle, threads.rings.of_control(0), threads.service())
+def control_of(threads: Threads, keeps_steps: bool = True) -> ServerControl:
+    rings = threads.rings.of_control(0)
+    return ServerControl(threads.lifecycle, rings, threads.service(), keeps_steps=keeps_steps)
 
 
 def run(awaited: Awaitable[Result]) -> Result:
@@ -49,6 +50,13 @@ def test_steps_come_as_a_line_each(threads: Threads) -> None:
     lines = run(control_of(threads).read_steps(3)).splitlines()
     steps = [StepRecord.of_json(line.decode()) for line in lines]
     assert steps == [step_record(step) for step in (7, 8, 9)]
+
+
+def test_steps_that_nobody_keeps_are_none_to_be_read(threads: Threads) -> None:
+    threads.start_all()
+    with pytest.raises(Rejected, match="--trace-steps") as refused:
+        run(control_of(threads, keeps_steps=False).read_steps(3))
+    assert (refused.value.status, refused.value.code) == (404, "steps_not_traced")
 
 
 def test_an_answer_goes_to_nobody_but_who_asked_for_it(threads: Threads) -> None:

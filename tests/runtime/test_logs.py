@@ -3,11 +3,12 @@
 import io
 import json
 import logging
+import sys
 
 import pytest
 
 from httpd.traces import Traces
-from runtime.logs import Context, HumanLines, JsonLines
+from runtime.logs import Context, HumanLines, JsonLines, adopt_libraries
 
 
 def written(formatter: logging.Formatter, rank: int = 0) -> tuple[logging.Logger, io.StringIO]:
@@ -60,3 +61,16 @@ def test_lines_without_the_filter_are_written_too(formatter: logging.Formatter) 
     record = logging.LogRecord("x", logging.INFO, "f.py", 1, "hi", (), None)
     record.rank = 0
     assert "hi" in formatter.format(record)
+
+
+def test_libraries_write_by_our_handler() -> None:
+    """As torch does: a handler of its own, and nothing to the root."""
+    library, file = logging.getLogger("a.library"), logging.getLogger("a.file")
+    kept = logging.StreamHandler(io.StringIO())
+    library.addHandler(logging.StreamHandler(sys.stderr))
+    file.addHandler(kept)
+    library.propagate = file.propagate = False
+    adopt_libraries()
+    assert library.handlers == [] and library.propagate
+    assert file.handlers == [kept] and not file.propagate, "that is no terminal"
+    file.removeHandler(kept)

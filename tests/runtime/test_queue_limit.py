@@ -93,6 +93,18 @@ def test_the_time_to_come_again_is_by_what_has_left_lately(
     assert refusal(limit, wanted).retry_after_s == seconds
 
 
+def test_what_left_long_ago_says_nothing_of_the_rate() -> None:
+    """Ten prompts left in ten seconds, then nobody came for an hour."""
+    clock = Clock()
+    limit = QueueLimit(100, 100, QueueCounts(1), clock=clock)
+    for _ in range(10):
+        limit.admit(10).begin()
+        clock.now_s += 1
+    clock.now_s += 3600
+    limit.admit(100)
+    assert refusal(limit, 10).retry_after_s == 1, "not known any more"
+
+
 def test_without_a_rate_it_is_a_second() -> None:
     limit = QueueLimit(10, 10, QueueCounts(1))
     limit.admit(10)

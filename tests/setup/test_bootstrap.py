@@ -14,6 +14,7 @@ from runtime.setup.cache import Cache, mark_complete
 from runtime.setup.console import SetupError
 from runtime.setup.interpreter import Interpreter, NotAvailable
 from runtime.setup.packages import CannotCompile, Environment
+from runtime.version import plait_version
 
 FREE = Interpreter("/opt/python3.13t", (3, 13), True, ())
 ORDINARY = Interpreter("/usr/bin/python3", (3, 12), False, ())
@@ -63,6 +64,8 @@ def test_help_needs_no_preparation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bootstrap, "prepare", refuse)
+    assert bootstrap.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plait {plait_version()}\n"
     assert bootstrap.main(["--help"]) == bootstrap.main([]) == 0
     assert "serve" in capsys.readouterr().out
 
