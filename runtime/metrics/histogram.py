@@ -67,10 +67,23 @@ def quantiles_of(values: Iterable[tuple[float, int]]) -> Quantiles:
 
 
 def bucket_quantiles(bounds: Sequence[float], counts: Sequence[int]) -> Quantiles:
-    """As far as buckets tell: each value is taken for the upper end of its bucket, or for the
-    largest bound where it is above them all."""
-    ends = [*bounds, bounds[-1]]
-    return quantiles_of((end, count) for end, count in zip(ends, counts, strict=True) if count)
+    """As far as buckets tell: values are taken to lie evenly in theirs, as Prometheus' own
+    `histogram_quantile` takes them, or at the largest bound where they are above them all."""
+    ends = [*accumulate(counts)]
+    total = ends[-1] if ends else 0
+    if not total:
+        return Quantiles(0, None, None, None, None)
+    uppers = [*bounds, bounds[-1]]
+    lowers = [0.0, *bounds]
+
+    def at(share: float) -> float:
+        rank = share * total
+        bucket = bisect_left(ends, rank)
+        inside = 1 - (ends[bucket] - rank) / counts[bucket]
+        return lowers[bucket] + (uppers[bucket] - lowers[bucket]) * inside
+
+    p50, p90, p99 = (at(share) for share in (0.5, 0.9, 0.99))
+    return Quantiles(total, p50, p90, p99, at(1.0))
 
 
 class PerSecond:

@@ -19,6 +19,7 @@ from runtime.capacity.warn import CODES
 from runtime.live import Live
 from runtime.metrics.families import Families
 from runtime.metrics.histogram import Histogram
+from runtime.metrics.thread_times import thread_seconds
 from runtime.request_log import RequestLog
 
 
@@ -74,6 +75,10 @@ def _server(to: Families, sources: Sources, live: Live) -> None:
     to.gauges(
         "ring_depth", "Items on their way between two threads.",
         [({"ring": name}, depth) for name, depth in sources.ring_depths().items()],
+    )  # fmt: skip
+    to.counters(
+        "thread_cpu_seconds", "Processor time; a thread that gets 1 a second can do no more.",
+        [({"thread": name}, seconds) for name, seconds in thread_seconds().items()],
     )  # fmt: skip
     warned = {each.code for each in live.warnings}
     to.gauges(

@@ -43,9 +43,21 @@ def test_only_the_window_counts() -> None:
     assert recent.quantiles(1000.0).p50 is None
 
 
-def test_buckets_tell_their_upper_ends() -> None:
+def test_buckets_tell_about_where_their_values_are() -> None:
     told = bucket_quantiles((1.0, 2.0), (5, 4, 1))
-    assert (told.count, told.p50, told.p90, told.p99) == (10, 1.0, 2.0, 2.0)
+    assert (told.count, told.p50, told.p90, told.p99, told.max) == (10, 1.0, 2.0, 2.0, 2.0)
+    told = bucket_quantiles((1.0, 3.0), (0, 10, 0))
+    assert (told.p50, told.p90, told.max) == pytest.approx((2.0, 2.8, 3.0))
+    assert bucket_quantiles((1.0,), (0, 0)).p50 is None
+
+
+@given(st.lists(st.integers(0, 50), min_size=4, max_size=4))
+def test_quantiles_of_buckets_are_in_order(counts: list[int]) -> None:
+    told = bucket_quantiles((1.0, 2.0, 4.0), counts)
+    assert told.count == sum(counts)
+    if told.count:
+        found = [told.p50, told.p90, told.p99, told.max]
+        assert found == sorted(found) and all(0 <= each <= 4 for each in found)
 
 
 def test_rates_are_of_whole_seconds() -> None:
