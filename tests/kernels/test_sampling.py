@@ -248,6 +248,7 @@ def test_impossible_ids_are_never_drawn() -> None:
 
 
 def test_broken_logits_still_give_an_id_of_the_vocabulary() -> None:
+    """CVE-2026-54234: an id beyond it, fed back, would read beyond the embedding."""
     logits = torch.full((1, VOCAB), float("nan"))
     assert 0 <= int(sample(logits)[0]) < VOCAB
     assert 0 <= int(sample(logits, temperature=0.0)[0]) < VOCAB
