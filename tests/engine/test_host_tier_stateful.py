@@ -8,15 +8,8 @@ for everything on the host, nothing is ever computed twice.
 from typing import Any, Literal
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from engine.cache_factory import HostMemory, build_prefix_cache
 from engine.descriptor import PAGE_OUT
@@ -24,16 +17,17 @@ from engine.pages import PagePool
 from engine.prefix_cache import Node
 from engine.radix import RadixCache
 from engine.radix_node import RadixNode
+from tests.stateful import CountedMachine, run_a_few
 
 PAGES, MOST_SLOTS = 24, 400
 Prefix = tuple[str, tuple[int, ...]]  # a namespace, and tokens that end with a page
 
 
-class TierMachine(RuleBasedStateMachine):
+class TierMachine(CountedMachine):
     """Requests that are computed at once: match, lock, evict, load, compute, insert."""
 
     @initialize(
-        page_size=st.sampled_from([1, 2, 4]),
+        page_size=st.sampled_from([1, 2, 4, 16, 64]),
         eviction=st.sampled_from(["lru", "lfu", "fifo"]),
         write=st.sampled_from(["through", "back"]),
         slots=st.sampled_from([2, 3, 10, 30, MOST_SLOTS]),
@@ -181,5 +175,5 @@ class TierMachine(RuleBasedStateMachine):
                 assert self.host[int(node.slots[index - node.first_slot])] == prefix
 
 
-TierMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestHostTier = TierMachine.TestCase
+def test_random_operations() -> None:
+    run_a_few(TierMachine)

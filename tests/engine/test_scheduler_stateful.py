@@ -4,7 +4,7 @@ Everyone ends once, with the output of a lone run, and nobody is overtaken more 
 """
 
 from collections import defaultdict
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,15 +23,20 @@ from tests.fakes_executor import (
     expected_output,
     fake_engine,
 )
-from tests.stateful import OPERATIONS, CountedMachine, run_operations
+from tests.stateful import CountedMachine, run_a_few
 
 EOS = 5
-MAX_MODEL_LEN = 48
+MAX_MODEL_LEN = 48  # times `stretch`, as all lengths of prompts
 QUEUE_TIMEOUT, RUNNING_TIMEOUT = 5, 9  # a request comes each second
 
 
 class SchedulerMachine(CountedMachine):
     """Drives an engine over a fake executor; the model is `expected_output`."""
+
+    stretch: ClassVar[int] = 1  # how often each token of a prompt comes
+    kept_seeds = (
+        3_471_848_540,  # who had to start and who was more urgent took turns for ever
+    )
 
     @initialize(
         page_size=st.sampled_from([1, 3, 4, 16]),
@@ -73,7 +78,8 @@ class SchedulerMachine(CountedMachine):
         host: HostMemory | None,
         late_copies: bool,
     ) -> None:
-        max_pages = -(-MAX_MODEL_LEN // page_size)
+        page_size, self.max_model_len = page_size * self.stretch, MAX_MODEL_LEN * self.stretch
+        max_pages = -(-self.max_model_len // page_size)
         pages = 1 + max_pages + spare_pages
         self.executor = FakeExecutor(
             pages, page_size, max_running, max_pages,
@@ -83,8 +89,8 @@ class SchedulerMachine(CountedMachine):
             pool=PagePool(pages),
             cache=build_prefix_cache(cache, page_size, eviction, host),
             max_running=max_running,
-            max_model_len=MAX_MODEL_LEN,
-            prefill_budget=budget,
+            max_model_len=self.max_model_len,
+            prefill_budget=None if budget is None else budget * self.stretch,
             eos_ids=(EOS,),
             vocab_size=VOCAB,
             policy=policy[0],
@@ -128,7 +134,8 @@ class SchedulerMachine(CountedMachine):
         priority: int,
         routing_key: str,
     ) -> None:
-        new = min(new, MAX_MODEL_LEN - len(prompt))
+        ids = np.repeat(np.array(prompt, np.int32), self.stretch)
+        new = min(new, self.max_model_len - len(ids))
         params = SamplingParams(
             max_new_tokens=new, stop_token_ids=tuple(stop), ignore_eos=ignore_eos,
             logprobs=logprobs[0], prompt_logprobs=logprobs[1], priority=priority,
@@ -137,8 +144,7 @@ class SchedulerMachine(CountedMachine):
         number = len(self.requests)
         grammar = None if modulus is None else FakeGrammar(modulus)
         request = Request(
-            number, np.array(prompt, np.int32), params, seed=1, namespace=namespace,
-            grammar=grammar, arrived_s=number,
+            number, ids, params, seed=1, namespace=namespace, grammar=grammar, arrived_s=number,
         )  # fmt: skip
         self.engine.submit(request)
         self.requests[number] = request
@@ -269,6 +275,16 @@ class SchedulerMachine(CountedMachine):
             assert self.finishes[number] == expected
 
 
+class LongPagesMachine(SchedulerMachine):
+    """The same with pages of 16 to 256 tokens, and prompts of up to 640."""
+
+    stretch = 16
+    kept_seeds = ()
+
+
 def test_random_operations() -> None:
-    done, _ = run_operations(SchedulerMachine, OPERATIONS)
-    assert done >= OPERATIONS
+    run_a_few(SchedulerMachine)
+
+
+def test_random_operations_on_long_pages() -> None:
+    run_a_few(LongPagesMachine)
