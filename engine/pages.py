@@ -17,7 +17,7 @@ class PagePool:
         if pages < 2:
             raise ValueError(f"a pool of {pages} pages has none to hand out; it needs at least 2")
         self._stack = np.arange(pages - 1, -1, -1, dtype=np.int32)[: pages - 1]
-        self._free = pages - 1  # the free pages are _stack[:_free]
+        self.free_pages = pages - 1  # which are _stack[:free_pages]; written here alone
         self._slots = np.full(pages, -1, np.int32)  # a free page's place on the stack, else -1
         self._slots[self._stack] = np.arange(pages - 1, dtype=np.int32)
 
@@ -26,19 +26,15 @@ class PagePool:
         """Pages that can be handed out."""
         return len(self._stack)
 
-    @property
-    def free_pages(self) -> int:
-        return self._free
-
     def try_take(self, count: int) -> Int32Array | None:
         """[count] page ids, the caller's own array; None, and nothing taken, if fewer are free."""
         assert count >= 0
-        if count > self._free:
+        if count > self.free_pages:
             return None
-        low = self._free - count
-        taken = self._stack[low : self._free][::-1].copy()
+        low = self.free_pages - count
+        taken = self._stack[low : self.free_pages][::-1].copy()
         self._slots[taken] = -1
-        self._free = low
+        self.free_pages = low
         return taken
 
     def give(self, pages: Int32Array) -> None:
@@ -48,16 +44,16 @@ class PagePool:
             return
         assert pages.min() > 0 and pages.max() < len(self._slots), f"no such pages: {pages}"
         assert (self._slots[pages] == -1).all(), f"free already: {pages[self._slots[pages] != -1]}"
-        places = np.arange(self._free, self._free + count, dtype=np.int32)
+        places = np.arange(self.free_pages, self.free_pages + count, dtype=np.int32)
         self._slots[pages] = places
         assert (self._slots[pages] == places).all(), f"the same page twice: {pages}"
-        self._stack[self._free : self._free + count] = pages
-        self._free += count
+        self._stack[self.free_pages : self.free_pages + count] = pages
+        self.free_pages += count
 
     def check_integrity(self) -> None:
         """Asserts that the free pages are distinct, without the dummy, and indexed right."""
-        free = self._stack[: self._free]
-        assert 0 <= self._free <= self.capacity
+        free = self._stack[: self.free_pages]
+        assert 0 <= self.free_pages <= self.capacity
         assert self._slots[0] == -1, "the dummy page is free"
-        assert (self._slots[free] == np.arange(self._free)).all(), "a page is free twice"
-        assert np.count_nonzero(self._slots != -1) == self._free, "a taken page has a place"
+        assert (self._slots[free] == np.arange(self.free_pages)).all(), "a page is free twice"
+        assert np.count_nonzero(self._slots != -1) == self.free_pages, "a taken page has a place"

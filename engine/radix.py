@@ -50,8 +50,10 @@ class RadixCache:
         self._root = RadixNode("", nothing, nothing, None, 0, 0)
         self._leaves = NodeHeap(priority, _is_leaf)
         self._nodes_kept = 0  # without the root, and without those the host tier has removed
-        self._evictable = 0
-        self._locked = 0
+        # As PrefixCache; written here alone. Attributes, since every step asks, and a property
+        # takes twice as long.
+        self.evictable_pages = 0
+        self.locked_pages = 0
 
     @property
     def root(self) -> RadixNode:
@@ -72,16 +74,8 @@ class RadixCache:
         return 0 if self.host is None else self.host.copies_left
 
     @property
-    def evictable_pages(self) -> int:
-        return self._evictable
-
-    @property
-    def locked_pages(self) -> int:
-        return self._locked
-
-    @property
     def cached_pages(self) -> int:
-        return self._evictable + self._locked
+        return self.evictable_pages + self.locked_pages
 
     def match(self, namespace: str, token_ids: Int32Array) -> Match:
         """As PrefixCache; O(tokens matched), a dict look-up and one comparison for each edge."""
@@ -138,7 +132,7 @@ class RadixCache:
             node.resident += 1
             node = self._add(namespace, edge, pages[at:full].copy(), node)
             path.append(node)
-            self._evictable += node.length
+            self.evictable_pages += node.length
             self._offer(node)
             if self.host is not None:
                 self.host.computed(node)
@@ -151,7 +145,7 @@ class RadixCache:
         found = len(node.pages)
         node.parent.resident += found == 0
         node.pages = np.concatenate([node.pages, pages[found:]])
-        self._evictable += node.length - found
+        self.evictable_pages += node.length - found
         self._offer(node)
 
     def lock(self, node: Node) -> None:
@@ -159,8 +153,8 @@ class RadixCache:
         for each in self._upwards(node):
             if each.locks == 0:
                 assert len(each.pages) == each.length, "it is not on the device"
-                self._evictable -= len(each.pages)
-                self._locked += len(each.pages)
+                self.evictable_pages -= len(each.pages)
+                self.locked_pages += len(each.pages)
             each.locks += 1
             each.uses += 1
 
@@ -170,13 +164,13 @@ class RadixCache:
             assert each.locks > 0, "unlocked more often than locked"
             each.locks -= 1
             if each.locks == 0:
-                self._evictable += len(each.pages)
-                self._locked -= len(each.pages)
+                self.evictable_pages += len(each.pages)
+                self.locked_pages -= len(each.pages)
                 self._offer(each)
 
     def evict(self, count: int) -> Int32Array:
         """As PrefixCache; whole leaves by priority, the last of them shortened from its end."""
-        left = min(count, self._evictable)
+        left = min(count, self.evictable_pages)
         freed = [self._root.pages]
         while left > 0:
             leaf = self._leaves.try_first()
@@ -193,7 +187,7 @@ class RadixCache:
         host, self.host = self.host, None
         if host is not None:
             host.clear()
-        pages = self.evict(self._evictable)
+        pages = self.evict(self.evictable_pages)
         self.host = host
         return pages
 
@@ -204,7 +198,7 @@ class RadixCache:
         """Takes the leaf's pages from `first` on off the device; its parent may be a leaf now."""
         parent = leaf.parent
         assert parent is not None
-        self._evictable -= len(leaf.pages) - first
+        self.evictable_pages -= len(leaf.pages) - first
         if self.host is None:
             leaf.cut(first)
             self._nodes_kept -= first == 0
@@ -300,7 +294,7 @@ class RadixCache:
         for node in nodes:
             self._check_node(node)
         locked = sum(len(node.pages) for node in nodes if node.locks)
-        assert locked == self._locked, "locked pages are miscounted"
+        assert locked == self.locked_pages, "locked pages are miscounted"
         pages = self.all_pages()
         assert len(pages) == self.cached_pages, "evictable pages are miscounted"
         assert np.bincount(pages, minlength=1).max() <= 1, "a page is cached twice"

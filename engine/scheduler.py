@@ -86,7 +86,7 @@ class Scheduler:
         self._timeouts = timeouts
         self._target_itl_s = target_itl_s
         self._step_cost = StepCost()
-        self.trace = StepTrace(trace_steps) if trace_steps else None
+        self.trace = StepTrace(self.holdings, trace_steps) if trace_steps else None
         self.pressure = Pressure(
             self.holdings, self.batch, self.waiting, self.admission, self._committer, self.trace,
             preemption_threshold,
@@ -174,7 +174,7 @@ class Scheduler:
         writes = [*self.holdings.take_rewrites(), *draft.page_writes]
         masks = self.constraints.masks(draft.sampling_rows(), decode)
         if self.trace is not None:
-            self.trace.planned(self.holdings, len(self.waiting), positions, draft.segments, budget)
+            self.trace.planned(step, len(self.waiting), positions, draft.segments, budget)
         return draft.finish(
             step, decode, self.batch.is_same_decode(decode), positions, writes, masks, copies
         )
@@ -312,4 +312,4 @@ class Scheduler:
                 predicted_s = self._step_cost.predicted_s(rows, tokens)
             self._step_cost.observe(rows, tokens, took_s)
         if self.trace is not None:
-            self.trace.done(plan.step, took_s, done_s, predicted_s)
+            self.trace.done((self._committer.completed_step + 1, took_s, done_s, predicted_s))

@@ -7,7 +7,8 @@ The file format is JSON lines, one step each: the fields of `StepRecord`, nested
 
 import json
 from collections import deque
-from itertools import islice
+from collections.abc import Callable
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 from engine.holdings import Holdings
@@ -109,15 +110,20 @@ class Notes:
 class StepTrace:
     """Notes of the step being planned, steps in flight, and the last that are done.
 
-    Owned by the engine thread. Steps are kept as they come, which takes a hundredth of what
-    planning one does; records are made when somebody reads.
+    Owned by the engine thread. Of each step, what lies at hand is kept, in two tuples; records are
+    made when somebody reads. That takes about a hundredth of what planning a large step does
+    (`perf.bench_scheduler` measures it), which even sums of its arrays would double.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, holdings: Holdings, steps: int) -> None:
         """steps  how many are kept"""
+        self._holdings, self._row_of = holdings, holdings.row_of
+        self._pool, self._cache = holdings.pool, holdings.cache
         self._notes: Notes | None = None
-        self._in_flight: deque[_Planned] = deque()
-        self._done: deque[tuple[_Planned, int, float, float, float | None]] = deque(maxlen=steps)
+        self._planned: deque[_Planned] = deque(maxlen=steps + _MOST_IN_FLIGHT)
+        self._done: deque[Done] = deque(maxlen=steps)
+        # Of each step, in order; the deque's own method, since a call less can be measured.
+        self.done: Callable[[Done], None] = self._done.append
 
     @property
     def notes(self) -> Notes:
@@ -128,7 +134,7 @@ class StepTrace:
 
     def planned(
         self,
-        holdings: Holdings,
+        step: int,
         waiting: int,
         positions: Int32Array,
         segments: list[tuple[int, int, int, bool]],
@@ -141,39 +147,39 @@ class StepTrace:
         """
         chunks = _NO_CHUNKS
         if segments:
-            ids = holdings.rows.request_ids
+            ids = self._holdings.rows.request_ids
             chunks = tuple(Chunk(int(ids[row]), start, count) for row, start, count, _ in segments)
-        pool, cache = holdings.pool, holdings.cache
-        self._in_flight.append((
-            positions, budget, chunks, len(holdings.row_of), waiting, pool.free_pages,
-            cache.evictable_pages, holdings.evicted_pages, self._notes,
+        self._planned.append((
+            step, positions, budget, chunks, len(self._row_of), waiting, self._pool.free_pages,
+            self._cache.evictable_pages, self._holdings.evicted_pages, self._notes,
         ))  # fmt: skip
         self._notes = None
 
-    def done(self, step: int, took_s: float, done_s: float, predicted_s: float | None) -> None:
-        """The oldest step in flight is done."""
-        self._done.append((self._in_flight.popleft(), step, took_s, done_s, predicted_s))
-
     def last(self, count: int) -> tuple[StepRecord, ...]:
         """The last steps that are done, oldest first; each but the first that was kept."""
-        kept = list(islice(self._done, max(0, len(self._done) - count - 1), None))
-        return tuple(_record(kept[n], kept[n - 1][0][7]) for n in range(1, len(kept)))
+        planned = {each[0]: each for each in self._planned}
+        kept = islice(self._done, max(0, len(self._done) - count - 1), None)
+        return tuple(
+            _record(planned[done[0]], done, evicted_before=planned[before[0]][8])
+            for before, done in pairwise(kept)
+        )
 
 
-# StepRecord's in another order: positions instead of numbers of tokens, notes as they are, and
-# pages evicted since the engine started.
+# Of a StepRecord: step, took_s, done_s, predicted_s.
+Done = tuple[int, float, float, float | None]
+# The rest, in another order: positions instead of numbers of tokens, notes as they are, and pages
+# evicted since the engine started.
 _Planned = tuple[
-    Int32Array, int, tuple[Chunk, ...], int, int, int, int, int, Notes | None
+    int, Int32Array, int, tuple[Chunk, ...], int, int, int, int, int, Notes | None
 ]  # fmt: skip
+_MOST_IN_FLIGHT: Final = 8  # steps planned and not done; an engine has two
 _NO_CHUNKS: Final[tuple[Chunk, ...]] = ()
 _NO_NOTES: Final = Notes()
 
 
-def _record(
-    kept: tuple[_Planned, int, float, float, float | None], evicted_before: int
-) -> StepRecord:
-    planned, step, took_s, done_s, predicted_s = kept
-    positions, budget, chunks, running, waiting, free, evictable, evicted, noted = planned
+def _record(planned: _Planned, done: Done, evicted_before: int) -> StepRecord:
+    _, took_s, done_s, predicted_s = done
+    step, positions, budget, chunks, running, waiting, free, evictable, evicted, noted = planned
     notes = noted or _NO_NOTES
     return StepRecord(
         step=step,

@@ -299,7 +299,7 @@ def broken_lock_count(cache: RadixCache, leaf: RadixNode) -> None:
 
 
 def broken_counter(cache: RadixCache, leaf: RadixNode) -> None:
-    cache._evictable += 1
+    cache.evictable_pages += 1
 
 
 def broken_pages(cache: RadixCache, leaf: RadixNode) -> None:

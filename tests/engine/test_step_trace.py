@@ -189,4 +189,5 @@ def test_other_lines_are_refused(line: str) -> None:
 
 
 def test_a_trace_of_nothing_has_nothing() -> None:
-    assert StepTrace(5).last(5) == ()
+    scheduler, _ = build()
+    assert StepTrace(scheduler.holdings, 5).last(5) == ()
