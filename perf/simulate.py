@@ -8,12 +8,16 @@ The real scheduler, pages and radix tree, with the step times of a model as meas
 "Mini-SGLang's rules" are perf/simulate_baseline.py: prefill first, and whole allowances reserved,
 with prompts in chunks of its default size and of ours. All others keep the target ITL that is the
 default on a GPU, where they do not say another. The JSON says which goals were reached.
+
+"Parked chats" at several rates show what a host tier saves where the pool holds a tenth of what
+comes back to it: prompt tokens found on the device and in host memory, times to the first token,
+throughput. Copies take the time that perf/simulate_costs.py says.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 import numpy as np
@@ -21,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engine.cache_factory import build_prefix_cache
+from engine.cache_factory import HostMemory, build_prefix_cache
 from engine.config import SCHEDULE_POLICIES, TARGET_ITL_MS
 from engine.pages import PagePool
 from engine.scheduler import Scheduler
@@ -36,6 +40,7 @@ from perf.simulate_sessions import (
     cache_thrashing,
     giant_prompts,
     many_tiny,
+    parked_chats,
     priority_abuse,
 )
 from perf.simulate_traffic import (
@@ -59,13 +64,15 @@ WORKLOADS: Final[dict[str, Callable[[int, int], Traffic]]] = {
     "short alone": short_alone,
     "shared prompts": shared_prompts,
     "agent sessions": agent_sessions,
+    "parked chats": parked_chats,
     "memory short": memory_short,
     "cache thrashing": cache_thrashing,
     "giant prompts": giant_prompts,
     "many tiny": many_tiny,
     "priority abuse": priority_abuse,
 }
-SWEPT: Final = ("long among short", "bursty chat")
+HOST_TIMES: Final = 10  # how many times the pool's tokens a host tier holds
+COPIES_A_STEP: Final = 12  # pages: engine.limits.COPIED_BYTES_A_STEP of 14B's
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,17 @@ class Setup:
     policy: str = "fcfs"
     preemption_threshold: int | None = None
     target_itl_ms: float | None = TARGET_ITL_MS
+    host: Literal["through", "back"] | None = (
+        None  # how a host tier is written; None: there is none
+    )
 
     def build(self, kv_tokens: int, trace_steps: int = 0) -> Scheduler:
+        pages, host = kv_tokens // PAGE_SIZE, None
+        if self.host is not None:
+            host = HostMemory(1 + HOST_TIMES * pages, self.host, COPIES_A_STEP)
         return self.scheduler(
-            pool=PagePool(1 + kv_tokens // PAGE_SIZE),
-            cache=build_prefix_cache("radix", PAGE_SIZE),
+            pool=PagePool(1 + pages),
+            cache=build_prefix_cache("radix", PAGE_SIZE, "lru", host),
             max_running=256,
             max_model_len=min(MAX_MODEL_LEN, kv_tokens),
             prefill_budget=self.prefill_budget,
@@ -105,12 +118,20 @@ SETUPS: Final = (
     Setup("fcfs, no target", target_itl_ms=None),
     Setup("fcfs, target 30 ms", target_itl_ms=30),
 )
-SWEPT_SETUPS: Final = (
+CHAT_SETUPS: Final = (
     BASELINE,
     DEFAULT,
     Setup("short-first", policy="short-first"),
     Setup("fcfs, no target", target_itl_ms=None),
 )
+HOST_SETUPS: Final = (
+    DEFAULT,
+    Setup("fcfs, host tier written through", host="through"),
+    Setup("fcfs, host tier written back", host="back"),
+)
+SWEPT: Final = {
+    "long among short": CHAT_SETUPS, "bursty chat": CHAT_SETUPS, "parked chats": HOST_SETUPS,
+}  # fmt: skip
 
 
 def simulate(
@@ -151,6 +172,7 @@ def figures(traffic: Traffic, trace: Trace) -> dict[str, Any]:
         "tokens_per_s": sum(map(len, trace.token_s.values())) / trace.end_s,
         "goodput_per_s": good / trace.end_s,
         "cached_share": sum(trace.cached_tokens.values()) / prompt_tokens,
+        "from_host_share": sum(trace.host_tokens.values()) / prompt_tokens,
         "retractions": trace.retractions,
         "steps": trace.steps,
         "waits_s": ttft_s,
@@ -173,11 +195,11 @@ def add_fairness(rows: Sequence[dict[str, Any]], floor_s: float = 1.0) -> None:
 
 
 def sweep(name: str, seed: int, requests: int, costs: StepCosts) -> list[dict[str, Any]]:
-    """Figures of a few setups at each rate of a workload."""
+    """Figures of its setups at each rate of a workload."""
     rows = []
     for rate in RATES:
         traffic = WORKLOADS[name](seed, requests).faster(rate)
-        for setup in SWEPT_SETUPS:
+        for setup in SWEPT[name]:
             row = {"rate": rate, **simulate(setup, traffic, costs)}
             del row["waits_s"]
             rows.append(row)
@@ -199,14 +221,18 @@ def main(
     trace_file: Path | None, plots: bool,
 ) -> None:  # fmt: skip
     console, results = Console(width=150), {}
-    costs = COSTS[model] if steps_file is None else fit_costs(read_trace(steps_file))
+    costs = COSTS[model]
+    if steps_file is not None:
+        fitted = fit_costs(read_trace(steps_file))
+        costs = replace(fitted, copied_token=costs.copied_token)
     if trace_file is not None:
         if only is None:
             raise click.UsageError("--trace needs a --workload")
         simulate(DEFAULT, WORKLOADS[only](seed, requests), costs, trace_file)
     for name in [only] if only else WORKLOADS:
         traffic = WORKLOADS[name](seed, requests)
-        rows = [simulate(setup, traffic, costs) for setup in track(SETUPS, name)]
+        setups = dict.fromkeys((*SETUPS, *SWEPT.get(name, ())))
+        rows = [simulate(setup, traffic, costs) for setup in track(setups, name)]
         add_fairness(rows)
         console.print(_table(name, rows))
         results[name] = rows
@@ -218,14 +244,14 @@ def main(
     settings = {"requests": requests, "model": model, "seed": seed, "goals": goals}
     print(save(f"simulate_{model}", {**settings, "workloads": results, "rates": sweeps}))
     if plots:
-        plot(results, sweeps, FOLDER, f"simulate_{model}")
+        plot(results, sweeps, FOLDER, f"simulate_{model}", tiers="parked chats")
     if not all(goal["reached"] for goal in goals.values()):
         raise SystemExit(1)
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table("", "TTFT p50", "p99", "ITL p50", "p99", "max ms", "tokens/s", "good/s", "cached",
-                  "retracted", "wait/FCFS p99", "max", title=title)  # fmt: skip
+                  "from host", "retracted", "wait/FCFS p99", "max", title=title)  # fmt: skip
     for row in rows:
         names = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "itl_max_ms")
         table.add_row(
@@ -233,6 +259,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
             *(f"{row[name]:,.0f}" for name in (*names, "tokens_per_s")),
             f"{row['goodput_per_s']:.2f}",
             f"{row['cached_share']:.0%}",
+            f"{row['from_host_share']:.0%}",
             str(row["retractions"]),
             f"{row['wait_p99_times_fcfs']:.1f}",
             f"{row['wait_max_times_fcfs']:.1f}",

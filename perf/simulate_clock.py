@@ -1,7 +1,9 @@
 """Runs traffic through a scheduler against a virtual clock: hours in seconds, the same each time.
 
 A step takes what its tokens cost on the device that the costs were measured on. One step is planned
-ahead, as the engine does; planning takes no time, since the device computes meanwhile.
+ahead, as the engine does; planning takes no time, since the device computes meanwhile. Copies
+between the tiers of the prefix cache go one after the other on a stream of their own, by the rules
+of engine/descriptor.py, and slow down nothing that does not wait for them.
 """
 
 from collections import deque
@@ -24,6 +26,7 @@ class Trace:
     arrived_s: dict[int, float] = field(default_factory=dict)
     token_s: dict[int, list[float]] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
+    host_tokens: dict[int, int] = field(default_factory=dict)  # of these, from host memory
     retractions: int = 0
     steps: int = 0
     end_s: float = 0.0
@@ -47,6 +50,7 @@ class _Run:
         self._followers = self._by_leader()
         self._in_flight: deque[tuple[StepPlan, Int32Array, float, float]] = deque()
         self._now_s = self._device_free_s = 0.0
+        self._copied_s = 0.0  # when all copies so far are made
         self._trace = Trace()
 
     def trace(self) -> Trace:
@@ -71,14 +75,27 @@ class _Run:
             self._now_s = max(self._now_s, self._arrivals[0][0])
 
     def _launch(self, plan: StepPlan) -> None:
-        rows = self._scheduler.holdings.rows
         step = plan.descriptor
-        kv_tokens = int(rows.cached[step.decode_rows].sum())
-        cost_ms = self._costs.of(len(step.decode_rows), kv_tokens, len(step.prefill_tokens))
-        cost_s = cost_ms / 1e3
-        self._device_free_s = max(self._device_free_s, self._now_s) + cost_s
+        begins_s = max(self._device_free_s, self._now_s, self._copied_s)
+        if len(step.copies.words):
+            copied = len(step.copies.words) * self._scheduler.page_size
+            cost_s = copied * self._costs.copied_token / 1e3
+            self._copied_s = max(self._copied_s, self._now_s) + cost_s
+            if step.copies.first:
+                begins_s = max(begins_s, self._copied_s)
+        cost_s = self._cost_s(plan)
+        self._device_free_s = begins_s + cost_s
         self._in_flight.append((plan, self._tokens(plan), self._device_free_s, cost_s))
         self._trace.steps += 1
+
+    def _cost_s(self, plan: StepPlan) -> float:
+        """Of what the step computes; a step may only copy."""
+        rows, step = self._scheduler.holdings.rows, plan.descriptor
+        decode_rows, prefill_tokens = len(step.decode_rows), len(step.prefill_tokens)
+        if not decode_rows and not prefill_tokens:
+            return 0.0
+        kv_tokens = int(rows.cached[step.decode_rows].sum())
+        return self._costs.of(decode_rows, kv_tokens, prefill_tokens) / 1e3
 
     def _tokens(self, plan: StepPlan) -> Int32Array:
         """Any id, but EOS where the request's answer is as long as the traffic says."""
@@ -100,6 +117,7 @@ class _Run:
     def _take(self, output: StepOutput) -> None:
         for started in output.started:
             self._trace.cached_tokens[started.request.id] = started.cached_tokens
+            self._trace.host_tokens[started.request.id] = started.host_tokens
         for request_id in output.request_ids.tolist():
             self._trace.token_s.setdefault(request_id, []).append(self._now_s)
         for request_id in output.request_ids[output.finishes != Finish.NONE].tolist():

@@ -21,9 +21,13 @@ class StepCosts:
     decode_row: float
     kv_token: float  # of decode rows: each reads its own
     prefill_token: float
+    copied_token: float = 0.0  # of a page that goes to host memory or comes back
 
     def of(self, decode_rows: int, kv_tokens: int, prefill_tokens: int) -> float:
-        """kv_tokens  of all decode rows together"""
+        """Of a step that computes something; copies are apart, as they run beside it.
+
+        kv_tokens  of all decode rows together
+        """
         decoding = self.decode_row * decode_rows + self.kv_token * kv_tokens
         return self.step + decoding + self.prefill_token * prefill_tokens
 
@@ -31,9 +35,15 @@ class StepCosts:
 # From perf/results/bench_step_*.json and the decode table of PERF.md (one H200, context 600): the
 # step at batch 1; keys and values at 4.1 TB/s; the rest at batch 256, a row each; prefill over all
 # 142,827 tokens of the offline workload. At batch 128 this says 13.8 ms for 14B; 13.2 is measured.
+# Copies: the 112 and 160 KiB of a token's keys and values at 50 GB/s, which is what PCIe 5.0 with
+# 16 lanes leaves of its 63. Assumed, not measured: perf.bench_cache measures it on a GPU.
 COSTS: Final = {
-    "0.6B": StepCosts(step=1.10, decode_row=0.001, kv_token=0.000028, prefill_token=0.0022),
-    "14B": StepCosts(step=8.40, decode_row=0.018, kv_token=0.000040, prefill_token=0.039),
+    "0.6B": StepCosts(
+        step=1.10, decode_row=0.001, kv_token=0.000028, prefill_token=0.0022, copied_token=0.0023
+    ),
+    "14B": StepCosts(
+        step=8.40, decode_row=0.018, kv_token=0.000040, prefill_token=0.039, copied_token=0.0033
+    ),
 }
 
 
@@ -43,7 +53,7 @@ def read_trace(path: Path) -> list[StepRecord]:
 
 
 def fit_costs(records: Sequence[StepRecord]) -> StepCosts:
-    """The parts that explain the steps best; none is negative.
+    """The parts that explain the steps best; none is negative. Of copies a trace says nothing.
 
     Least squares; whatever comes out negative is left out, the most negative first.
     """

@@ -24,9 +24,17 @@ DPI: Final = 60  # small files: they lie in the repository
 
 
 def plot(
-    workloads: Mapping[str, Rows], sweeps: Mapping[str, Rows], folder: Path, name: str
+    workloads: Mapping[str, Rows],
+    sweeps: Mapping[str, Rows],
+    folder: Path,
+    name: str,
+    *,
+    tiers: str,
 ) -> None:
-    """Writes NAME_rates.png and NAME_policies.png. Raises ClickException without matplotlib."""
+    """Writes NAME_rates.png, NAME_policies.png and, of the sweep `tiers`, NAME_host_tier.png.
+
+    Raises ClickException without matplotlib.
+    """
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError as error:
@@ -35,6 +43,7 @@ def plot(
     pyplot = importlib.import_module("matplotlib.pyplot")
     _plot_rates(pyplot, sweeps, folder / f"{name}_rates.png")
     _plot_policies(pyplot, workloads, folder / f"{name}_policies.png")
+    _plot_tiers(pyplot, sweeps[tiers], folder / f"{name}_host_tier.png")
 
 
 def _plot_rates(pyplot: Any, sweeps: Mapping[str, Rows], path: Path) -> None:
@@ -72,6 +81,35 @@ def _plot_policies(pyplot: Any, workloads: Mapping[str, Rows], path: Path) -> No
         axis.set_xticks(range(len(workloads)), list(workloads), rotation=20, fontsize=8)
         axis.grid(alpha=0.3, axis="y")
     axes[0][0].legend(fontsize=7, ncols=2)
+    _save(pyplot, figure, path)
+
+
+def _plot_tiers(pyplot: Any, rows: Rows, path: Path) -> None:
+    """With a host tier and without: where prompts are found, and what that makes of latencies."""
+    figures = (("ttft_p50_ms", "TTFT p50, ms"), ("ttft_p99_ms", "TTFT p99, ms"),
+               ("tokens_per_s", "output tokens/s"))  # fmt: skip
+    figure, (hits, *axes) = pyplot.subplots(1, 1 + len(figures), figsize=(19, 4.5))
+    setups = list(dict.fromkeys(row["setup"] for row in rows))
+    rates = list(dict.fromkeys(row["rate"] for row in rows))
+    width = 0.8 / len(setups)
+    for index, (setup, colour) in enumerate(zip(setups, ("C0", "C1", "C2"), strict=False)):
+        own = [row for row in rows if row["setup"] == setup]
+        places = [at + (index - (len(setups) - 1) / 2) * width for at in range(len(rates))]
+        from_host = [row["from_host_share"] for row in own]
+        on_device = [row["cached_share"] - row["from_host_share"] for row in own]
+        hits.bar(places, on_device, width, color=colour, label=f"{setup}: on the device")
+        hits.bar(places, from_host, width, on_device, color=colour, alpha=0.4, hatch="//",
+                 label=f"{setup}: in host memory")  # fmt: skip
+        for axis, (field, _) in zip(axes, figures, strict=True):
+            axis.plot(rates, [row[field] for row in own], marker="o", color=colour, label=setup)
+    hits.set(title="prompt tokens found", xlabel="rate", ylim=(0, 1.5))
+    hits.set_xticks(range(len(rates)), rates)
+    hits.legend(fontsize=7)
+    for axis, (field, title) in zip(axes, figures, strict=True):
+        axis.set(title=title, xlabel="rate, times the workload's own")
+        axis.set_yscale("linear" if field == "tokens_per_s" else "log")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
     _save(pyplot, figure, path)
 
 

@@ -30,6 +30,26 @@ def agent_sessions(seed: int, requests: int) -> Traffic:
     return traffic_of(drafts, kv_tokens=100_000)
 
 
+def parked_chats(seed: int, requests: int) -> Traffic:
+    """People who talk about a document each, 6 turns, and think for 15 s on average in between.
+
+    The pool holds a tenth of what all chats come to, where that is room for one at least.
+    """
+    rng, drafts = np.random.default_rng(seed), list[Draft]()
+    begins_s, tokens = 0.0, 0
+    while len(drafts) < requests:
+        begins_s += rng.exponential(0.5)
+        prompt, after = ids(rng, log_normal(rng, 2500, 0.3, 5000)), None
+        for _ in range(6):
+            prompt = np.concatenate([prompt, ids(rng, log_normal(rng, 250, 0.6, 800))])
+            length = log_normal(rng, 120, 0.6, 400)
+            drafts.append(Draft(begins_s, prompt, length, 512, after=after))
+            after = len(drafts) - 1, float(rng.exponential(15.0))
+            prompt = np.concatenate([prompt, answer(length)])
+        tokens += len(prompt)
+    return traffic_of(drafts, kv_tokens=max(tokens // 10, 16_384))
+
+
 def answer(length: int) -> Int32Array:
     """The tokens that the simulator makes."""
     return np.array([EOS + 1] * (length - 1) + [EOS], np.int32)

@@ -30,9 +30,10 @@ class Traffic:
     after: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
     def faster(self, times: float) -> "Traffic":
-        """The same requests in less time."""
+        """The same requests in less time, those that follow others after shorter pauses."""
         requests = [replace(each, arrived_s=each.arrived_s / times) for each in self.requests]
-        return replace(self, requests=requests)
+        after = {n: (leader, pause_s / times) for n, (leader, pause_s) in self.after.items()}
+        return replace(self, requests=requests, after=after)
 
 
 @dataclass(frozen=True, slots=True)

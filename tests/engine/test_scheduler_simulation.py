@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -74,6 +75,36 @@ def test_an_agents_turn_comes_after_its_last_answer_and_finds_it_cached() -> Non
         prompt, earlier = (traffic.requests[n].prompt_ids for n in (number, before))
         assert trace.cached_tokens[number] >= len(earlier) - 64
         assert (prompt[: len(earlier)] == earlier).all()
+
+
+@pytest.fixture(scope="module")
+def parked() -> Traffic:
+    """Three people, and a pool that has no room for two of them."""
+    return replace(WORKLOADS["parked chats"](0, 13), kv_tokens=100 * 64)
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_a_host_tier_keeps_what_the_pool_has_no_room_for(
+    parked: Traffic, write: Literal["through", "back"]
+) -> None:
+    without, tiered = (
+        simulate(setup, parked, COSTS["14B"]) for setup in (OURS, replace(OURS, host=write))
+    )
+    assert without["from_host_share"] == 0
+    assert tiered["from_host_share"] > 0.3
+    assert tiered["cached_share"] > without["cached_share"] + 0.25
+    assert tiered["ttft_p50_ms"] < 0.5 * without["ttft_p50_ms"]
+
+
+def test_what_is_loaded_is_waited_for(parked: Traffic) -> None:
+    setup = replace(OURS, host="through")
+    rows = [
+        run(setup.build(parked.kv_tokens), parked, replace(COSTS["14B"], copied_token=cost_ms))
+        for cost_ms in (0.0, 1.0)
+    ]
+    number = next(number for number, tokens in rows[1].host_tokens.items() if tokens)
+    waits_s = [row.token_s[number][0] - row.arrived_s[number] for row in rows]
+    assert waits_s[1] - waits_s[0] > 0.9e-3 * rows[1].host_tokens[number]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
