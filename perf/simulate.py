@@ -9,9 +9,11 @@ The real scheduler, pages and radix tree, with the step times of a model as meas
 with prompts in chunks of its default size and of ours. All others keep the target ITL that is the
 default on a GPU, where they do not say another. The JSON says which goals were reached.
 
-"Parked chats" at several rates show what a host tier saves where the pool holds a tenth of what
-comes back to it: prompt tokens found on the device and in host memory, times to the first token,
-throughput. Copies take the time that perf/simulate_costs.py says.
+    python -m perf.simulate --host-tier --plots
+
+Chats whose pool holds a tenth of what comes back to it, without a host tier and with one: prompt
+tokens found on the device and in host memory, times to the first token, throughput. Copies take the
+time that perf/simulate_costs.py says. This has a file of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +36,7 @@ from perf.simulate_baseline import PrefillFirst
 from perf.simulate_clock import Trace, run
 from perf.simulate_costs import COSTS, StepCosts, fit_costs, read_trace
 from perf.simulate_goals import goals_of
-from perf.simulate_plots import plot
+from perf.simulate_plots import plot, plot_tiers
 from perf.simulate_sessions import (
     agent_sessions,
     cache_thrashing,
@@ -64,7 +66,6 @@ WORKLOADS: Final[dict[str, Callable[[int, int], Traffic]]] = {
     "short alone": short_alone,
     "shared prompts": shared_prompts,
     "agent sessions": agent_sessions,
-    "parked chats": parked_chats,
     "memory short": memory_short,
     "cache thrashing": cache_thrashing,
     "giant prompts": giant_prompts,
@@ -129,9 +130,7 @@ HOST_SETUPS: Final = (
     Setup("fcfs, host tier written through", host="through"),
     Setup("fcfs, host tier written back", host="back"),
 )
-SWEPT: Final = {
-    "long among short": CHAT_SETUPS, "bursty chat": CHAT_SETUPS, "parked chats": HOST_SETUPS,
-}  # fmt: skip
+SWEPT: Final = ("long among short", "bursty chat")
 
 
 def simulate(
@@ -194,12 +193,15 @@ def add_fairness(rows: Sequence[dict[str, Any]], floor_s: float = 1.0) -> None:
         row["longest_wait_times_fcfs"] = float(longest_s / max(fcfs_s.max(), floor_s))
 
 
-def sweep(name: str, seed: int, requests: int, costs: StepCosts) -> list[dict[str, Any]]:
-    """Figures of its setups at each rate of a workload."""
+def sweep(
+    make: Callable[[int, int], Traffic], setups: Sequence[Setup], seed: int, requests: int,
+    costs: StepCosts,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Figures of the setups at each rate of a workload."""
     rows = []
     for rate in RATES:
-        traffic = WORKLOADS[name](seed, requests).faster(rate)
-        for setup in SWEPT[name]:
+        traffic = make(seed, requests).faster(rate)
+        for setup in setups:
             row = {"rate": rate, **simulate(setup, traffic, costs)}
             del row["waits_s"]
             rows.append(row)
@@ -215,43 +217,54 @@ def sweep(name: str, seed: int, requests: int, costs: StepCosts) -> list[dict[st
 @click.option("--workload", "only", type=click.Choice([*WORKLOADS]), help="One of them alone.")
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path),
               help="Write why each step was so: of the default's run of --workload.")  # fmt: skip
+@click.option("--host-tier", is_flag=True, help="Only what a host tier saves, at several rates.")
 @click.option("--plots", is_flag=True, help="PNGs beside the JSON; needs matplotlib.")
 def main(
     requests: int, model: str, steps_file: Path | None, seed: int, only: str | None,
-    trace_file: Path | None, plots: bool,
+    trace_file: Path | None, host_tier: bool, plots: bool,
 ) -> None:  # fmt: skip
     console, results = Console(width=150), {}
     costs = COSTS[model]
     if steps_file is not None:
         fitted = fit_costs(read_trace(steps_file))
         costs = replace(fitted, copied_token=costs.copied_token)
+    settings: dict[str, Any] = {"requests": requests, "model": model, "seed": seed}
+    if host_tier:
+        rows = sweep(parked_chats, HOST_SETUPS, seed, requests, costs)
+        console.print(_tiers_table(rows))
+        print(save(f"simulate_{model}_host_tier", {**settings, "parked chats": rows}))
+        if plots:
+            plot_tiers(rows, FOLDER / f"simulate_{model}_host_tier.png")
+        return
     if trace_file is not None:
         if only is None:
             raise click.UsageError("--trace needs a --workload")
         simulate(DEFAULT, WORKLOADS[only](seed, requests), costs, trace_file)
     for name in [only] if only else WORKLOADS:
         traffic = WORKLOADS[name](seed, requests)
-        setups = dict.fromkeys((*SETUPS, *SWEPT.get(name, ())))
-        rows = [simulate(setup, traffic, costs) for setup in track(setups, name)]
+        rows = [simulate(setup, traffic, costs) for setup in track(SETUPS, name)]
         add_fairness(rows)
         console.print(_table(name, rows))
         results[name] = rows
     if only is not None:
         return
-    sweeps = {name: sweep(name, seed, requests, costs) for name in track(SWEPT, "rates")}
+    sweeps = {
+        name: sweep(WORKLOADS[name], CHAT_SETUPS, seed, requests, costs)
+        for name in track(SWEPT, "rates")
+    }
     goals = goals_of(results, sweeps, baseline=BASELINE.name, default=DEFAULT.name)
     console.print(goals)
-    settings = {"requests": requests, "model": model, "seed": seed, "goals": goals}
-    print(save(f"simulate_{model}", {**settings, "workloads": results, "rates": sweeps}))
+    figures = {**settings, "goals": goals, "workloads": results, "rates": sweeps}
+    print(save(f"simulate_{model}", figures))
     if plots:
-        plot(results, sweeps, FOLDER, f"simulate_{model}", tiers="parked chats")
+        plot(results, sweeps, FOLDER, f"simulate_{model}")
     if not all(goal["reached"] for goal in goals.values()):
         raise SystemExit(1)
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table("", "TTFT p50", "p99", "ITL p50", "p99", "max ms", "tokens/s", "good/s", "cached",
-                  "from host", "retracted", "wait/FCFS p99", "max", title=title)  # fmt: skip
+                  "retracted", "wait/FCFS p99", "max", title=title)  # fmt: skip
     for row in rows:
         names = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "itl_max_ms")
         table.add_row(
@@ -259,10 +272,25 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
             *(f"{row[name]:,.0f}" for name in (*names, "tokens_per_s")),
             f"{row['goodput_per_s']:.2f}",
             f"{row['cached_share']:.0%}",
-            f"{row['from_host_share']:.0%}",
             str(row["retractions"]),
             f"{row['wait_p99_times_fcfs']:.1f}",
             f"{row['wait_max_times_fcfs']:.1f}",
+        )
+    return table
+
+
+def _tiers_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("rate", "", "TTFT p50", "p99", "tokens/s", "good/s", "on device", "in host memory",
+                  title="parked chats")  # fmt: skip
+    for row in rows:
+        names = ("ttft_p50_ms", "ttft_p99_ms", "tokens_per_s")
+        table.add_row(
+            str(row["rate"]),
+            row["setup"],
+            *(f"{row[name]:,.0f}" for name in names),
+            f"{row['goodput_per_s']:.2f}",
+            f"{row['cached_share'] - row['from_host_share']:.0%}",
+            f"{row['from_host_share']:.0%}",
         )
     return table
 

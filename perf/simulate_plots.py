@@ -43,7 +43,15 @@ def plot(
     pyplot = importlib.import_module("matplotlib.pyplot")
     _plot_rates(pyplot, sweeps, folder / f"{name}_rates.png")
     _plot_policies(pyplot, workloads, folder / f"{name}_policies.png")
-    _plot_tiers(pyplot, sweeps[tiers], folder / f"{name}_host_tier.png")
+
+
+def _pyplot() -> Any:
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise click.ClickException("plots need matplotlib: pip install 'plait[plots]'") from error
+    matplotlib.use("Agg")  # files alone: there may be no screen
+    return importlib.import_module("matplotlib.pyplot")
 
 
 def _plot_rates(pyplot: Any, sweeps: Mapping[str, Rows], path: Path) -> None:
@@ -84,8 +92,12 @@ def _plot_policies(pyplot: Any, workloads: Mapping[str, Rows], path: Path) -> No
     _save(pyplot, figure, path)
 
 
-def _plot_tiers(pyplot: Any, rows: Rows, path: Path) -> None:
-    """With a host tier and without: where prompts are found, and what that makes of latencies."""
+def plot_tiers(rows: Rows, path: Path) -> None:
+    """With a host tier and without: where prompts are found, and what that makes of latencies.
+
+    Raises ClickException without matplotlib.
+    """
+    pyplot = _pyplot()
     figures = (("ttft_p50_ms", "TTFT p50, ms"), ("ttft_p99_ms", "TTFT p99, ms"),
                ("tokens_per_s", "output tokens/s"))  # fmt: skip
     figure, (hits, *axes) = pyplot.subplots(1, 1 + len(figures), figsize=(19, 4.5))

@@ -12,6 +12,7 @@ from perf.simulate_baseline import PrefillFirst
 from perf.simulate_clock import run
 from perf.simulate_costs import COSTS, fit_costs, read_trace
 from perf.simulate_goals import goals_of
+from perf.simulate_sessions import parked_chats
 from perf.simulate_traffic import Traffic
 
 OURS = Setup("ours", target_itl_ms=None)
@@ -80,7 +81,7 @@ def test_an_agents_turn_comes_after_its_last_answer_and_finds_it_cached() -> Non
 @pytest.fixture(scope="module")
 def parked() -> Traffic:
     """Three people, and a pool that has no room for two of them."""
-    return replace(WORKLOADS["parked chats"](0, 13), kv_tokens=100 * 64)
+    return replace(parked_chats(0, 13), kv_tokens=100 * 64)
 
 
 @pytest.mark.parametrize("write", ["through", "back"])
