@@ -280,7 +280,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def _tiers_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("rate", "", "TTFT p50", "p99", "tokens/s", "good/s", "on device", "in host memory",
+    table = Table("rate", "", "TTFT p50", "p99", "tokens/s", "good/s", "on device", "in host",
                   title="parked chats")  # fmt: skip
     for row in rows:
         names = ("ttft_p50_ms", "ttft_p99_ms", "tokens_per_s")
