@@ -12,7 +12,10 @@ from typing import Final
 from engine.request import Delta, Finish
 from httpd.service import Rejected
 
-_MERGE_ABOVE: Final = 64  # deltas; a client that reads slowly holds one long text, not objects
+# Deltas; a client that reads slowly holds one long text, not objects. Where more is merged already,
+# an eighth of its tokens: each merge copies them all, and so all merges together take linear time.
+_MERGE_ABOVE: Final = 64
+_MERGED_SHARE: Final = 8
 
 
 class Route:
@@ -24,6 +27,7 @@ class Route:
 
     __slots__ = (
         "_deltas",
+        "_merge_above",
         "_on_abort",
         "_verdict",
         "_waiter",
@@ -47,6 +51,7 @@ class Route:
         self._verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter: asyncio.Future[None] | None = None
         self._deltas: list[Delta] = []
+        self._merge_above = _MERGE_ABOVE
 
     @property
     def is_over(self) -> bool:
@@ -72,8 +77,10 @@ class Route:
         if self._on_abort is None:
             return
         self._deltas.append(delta)
-        if len(self._deltas) > _MERGE_ABOVE:
-            self._deltas = [_merged(self._deltas)]
+        if len(self._deltas) > self._merge_above:
+            merged = _merged(self._deltas)
+            self._deltas = [merged]
+            self._merge_above = max(_MERGE_ABOVE, len(merged.token_ids) // _MERGED_SHARE)
         self._wake()
 
     def _wake(self) -> None:
@@ -95,6 +102,7 @@ class Route:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             deltas, self._deltas = self._deltas, []
+            self._merge_above = _MERGE_ABOVE
             merged = _merged(deltas)
             finish = merged.finish
             yield merged

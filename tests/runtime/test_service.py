@@ -1,6 +1,7 @@
 """The service against rings that the test itself empties and fills."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from runtime.route import Route
 from runtime.service import ServiceRings, ThreadedService
 from tests.fakes_engine import CARD, FakeEncoder, FakeGrammars
 from tests.fakes_executor import FakeGrammar
+from tests.timing import check_linear
 
 PARAMS = SamplingParams(max_new_tokens=8)
 MAX_QUEUED_TOKENS = 1000
@@ -138,6 +140,21 @@ async def test_deltas_that_piled_up_come_as_one(bench: Bench) -> None:
     (merged,) = await collect(route)
     assert merged.text == text and bytes(merged.token_ids).decode() == text
     assert merged.finish is Finish.LENGTH and merged.completion_tokens == len(text)
+
+
+@scenario
+async def test_piling_up_takes_linear_time(bench: Bench) -> None:
+    """A client that reads nothing makes nobody's loop slow."""
+
+    def seconds(count: int) -> float:
+        route = Route(1, lambda _: None)
+        some = [delta(1, "w", tokens=tokens) for tokens in range(1, count + 1)]
+        begun = time.thread_time()
+        for each in some:
+            route.add(each)
+        return time.thread_time() - begun
+
+    check_linear(seconds, 16_000)
 
 
 @scenario
