@@ -66,7 +66,7 @@ def test_the_container_starts_what_is_there() -> None:
     told = dict(instructions())
     check_command(json.loads(told["ENTRYPOINT"]))
     assert told["COPY"].split()[-2:] == [".", "/opt/plait"]
-    assert instructions()[0][0] == "FROM" and told["USER"] == "plait" and "CMD" not in told
+    assert instructions()[0][0] == "FROM" and told["USER"] == "10001" and "CMD" not in told
     known = {"FROM", "RUN", "COPY", "USER", "WORKDIR", "ENV", "EXPOSE", "STOPSIGNAL",
              "HEALTHCHECK", "ENTRYPOINT"}  # fmt: skip
     assert {name for name, _ in instructions()} <= known

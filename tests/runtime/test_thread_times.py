@@ -32,4 +32,4 @@ def test_a_thread_that_works_has_had_time() -> None:
 
 
 def test_where_the_kernel_tells_nothing(tmp_path: Path) -> None:
-    assert thread_seconds(tmp_path) == {}
+    assert thread_seconds(str(tmp_path)) == {}
