@@ -144,3 +144,22 @@ def test_a_message_that_is_gone_on_with(unit: str) -> None:
         return timed(render)
 
     check_linear(seconds, 20_000)
+
+
+def test_a_template_that_goes_on_and_on_is_stopped() -> None:
+    """At its limit, and not once all is made: CVE-2025-61620."""
+    made = 0
+
+    class Counted(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            nonlocal made
+            made += 1
+            return "x" * 100
+
+    source = "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}"
+    template = ChatTemplate(source, {}, max_chars=1000)
+    with pytest.raises(PromptError, match="more than 1000 characters"):
+        template.render(ChatPrompt(({"role": "user", "content": Counted("x")},)))
+    assert 10 < made < 20
