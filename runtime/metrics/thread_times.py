@@ -4,7 +4,7 @@ One that gets a second of it each second has a core to itself, and no more to gi
 """
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from typing import Final
 
 _TASKS: Final = "/proc/self/task"
@@ -15,7 +15,7 @@ def thread_seconds(tasks: str = _TASKS) -> dict[str, float]:
 
     Of Python's threads alone; one that ends meanwhile is left out.
     """
-    found = Counter[str]()
+    found = defaultdict[str, float](float)
     for thread in threading.enumerate():
         try:
             # Bytes and no buffer: in a scrape, a text file for each thread would cost milliseconds.
