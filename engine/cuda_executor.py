@@ -148,13 +148,14 @@ class CudaExecutor:
         prompts: tuple[tuple[int, TokenLogprobs], ...] = ()
         if decodes:
             # First: while its graph runs, the host launches the prefill.
-            sampled = self._decode.run(decodes)
-            positions = self._decode.positions(decodes)
-            of_decode = self._redraw.run(
-                step, step.decode_rows, self._decode.hidden, positions, sampled, from_prefill
-            )
+            self._decode.run(decodes)
+            if self._redraw.is_needed:
+                of_decode = self._redraw.run(
+                    step, step.decode_rows, self._decode.hidden, self._decode.positions(decodes),
+                    self._decode.ids[:decodes], from_prefill,
+                )  # fmt: skip
             self._streams.copy(
-                ids.data_ptr() + 4 * from_prefill, sampled.data_ptr(), 4 * decodes,
+                ids.data_ptr() + 4 * from_prefill, self._decode.ids.data_ptr(), 4 * decodes,
                 self._streams.forward,
             )  # fmt: skip
         if index is not None:

@@ -146,20 +146,18 @@ class StepDescriptor:
 
     def encode_into(self, block: Int32Array) -> Int32Array:
         """Writes the block's first `words()` words and returns that part of it."""
-        out = block[: self.words()]
-        out[:HEADER_WORDS] = 0
-        out[H_VERSION], out[H_WORDS] = VERSION, out.size
-        out[H_STEP] = self.step & INT32_MAX  # 2**31 steps of a small model are a month of serving
-        out[H_FLAGS] = SAME_DECODE_ROWS if self.same_decode_rows else 0
-        out[H_FLAGS] |= COPIES_FIRST if self.copies.first else 0
-        out[H_COPIES] = len(self.copies.words)
-        out[H_JOINED], out[H_PAGE_WRITES] = len(self.joined), len(self.page_writes)
-        out[H_SEGMENTS], out[H_PREFILL_TOKENS] = len(self.segments), self.prefill_tokens.size
-        out[H_DECODE], out[H_MAX_LENGTH] = self.decode_rows.size, self.max_length
-        out[H_RULES] = len(self.rules)
-        out[H_MASKS], out[H_MASK_WORDS] = self.masks.shape
+        parts = self._parts()
+        out = block[: HEADER_WORDS + sum(part.size for part in parts)]
+        flags = SAME_DECODE_ROWS if self.same_decode_rows else 0
+        flags |= COPIES_FIRST if self.copies.first else 0
+        step = self.step & INT32_MAX  # 2**31 steps of a small model are a month of serving
+        out[:HEADER_WORDS] = (
+            VERSION, step, out.size, flags, len(self.joined), len(self.page_writes),
+            len(self.segments), self.prefill_tokens.size, self.decode_rows.size, self.max_length,
+            len(self.rules), *self.masks.shape, len(self.copies.words), 0, 0,
+        )  # fmt: skip
         at = HEADER_WORDS
-        for part in self._parts():
+        for part in parts:
             if part.size:
                 out[at : at + part.size] = part.reshape(-1)
                 at += part.size
@@ -177,8 +175,9 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
 
     Raises ValueError where the block is not a descriptor of this version.
     """
-    if block.size < HEADER_WORDS or block[H_VERSION] != VERSION or block[H_WORDS] != block.size:
-        raise ValueError(f"not a step descriptor of version {VERSION}: {block[:HEADER_WORDS]}")
+    header = block[:HEADER_WORDS].tolist()  # a list is read many times faster than an array
+    if len(header) < HEADER_WORDS or header[H_VERSION] != VERSION or header[H_WORDS] != block.size:
+        raise ValueError(f"not a step descriptor of version {VERSION}: {header}")
     at = HEADER_WORDS
 
     def take(rows: int, columns: int) -> Int32Array:
@@ -187,23 +186,23 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
         at += rows * columns
         return part
 
-    joined = take(int(block[H_JOINED]), JOINED_WORDS)
-    page_writes = take(int(block[H_PAGE_WRITES]), PAGE_WRITE_WORDS)
-    segments = take(int(block[H_SEGMENTS]), SEGMENT_WORDS)
-    prefill_tokens = take(int(block[H_PREFILL_TOKENS]), 1)[:, 0]
-    same = bool(block[H_FLAGS] & SAME_DECODE_ROWS)
-    decode_rows = previous_decode_rows if same else take(int(block[H_DECODE]), 1)[:, 0]
-    rules = take(int(block[H_RULES]), RULE_WORDS)
-    mask_rows = take(int(block[H_MASKS]), 1)[:, 0]
-    masks = take(int(block[H_MASKS]), int(block[H_MASK_WORDS]))
-    copies = PageCopies(take(int(block[H_COPIES]), COPY_WORDS), bool(block[H_FLAGS] & COPIES_FIRST))
-    if at != block.size or decode_rows.size != block[H_DECODE]:
-        raise ValueError(f"step descriptor's counts do not add up: {block[:HEADER_WORDS]}")
+    joined = take(header[H_JOINED], JOINED_WORDS)
+    page_writes = take(header[H_PAGE_WRITES], PAGE_WRITE_WORDS)
+    segments = take(header[H_SEGMENTS], SEGMENT_WORDS)
+    prefill_tokens = take(header[H_PREFILL_TOKENS], 1)[:, 0]
+    same = bool(header[H_FLAGS] & SAME_DECODE_ROWS)
+    decode_rows = previous_decode_rows if same else take(header[H_DECODE], 1)[:, 0]
+    rules = take(header[H_RULES], RULE_WORDS)
+    mask_rows = take(header[H_MASKS], 1)[:, 0]
+    masks = take(header[H_MASKS], header[H_MASK_WORDS])
+    copies = PageCopies(take(header[H_COPIES], COPY_WORDS), bool(header[H_FLAGS] & COPIES_FIRST))
+    if at != block.size or decode_rows.size != header[H_DECODE]:
+        raise ValueError(f"step descriptor's counts do not add up: {header}")
     return StepDescriptor(
-        step=int(block[H_STEP]),
+        step=header[H_STEP],
         decode_rows=decode_rows,
         same_decode_rows=same,
-        max_length=int(block[H_MAX_LENGTH]),
+        max_length=header[H_MAX_LENGTH],
         joined=joined,
         page_writes=page_writes,
         segments=segments,

@@ -82,10 +82,9 @@ class DecodeRunner:
         """Graphs for these numbers of rows; as `ForwardGraphs.capture`."""
         self.graphs.capture(buckets, self._forward, stream)
 
-    def run(self, rows: int) -> Tensor:
-        """One token for each of the first `rows` decode rows: [rows] int32, until the next step."""
+    def run(self, rows: int) -> None:
+        """One token for each of the first `rows` decode rows, into `ids`."""
         self.hidden = self.graphs.run(self.graphs.padded(rows), self._forward)
-        return self.ids[:rows]
 
     def positions(self, rows: int) -> Tensor:
         """[rows] int32, of the ids that `run` sampled."""

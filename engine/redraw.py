@@ -30,6 +30,11 @@ class Redraw:
         """Takes what the descriptor says of its rows."""
         self._special.apply(step)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether `run` may have anything to do."""
+        return self._special.has_any
+
     def run(
         self,
         step: StepDescriptor,
@@ -46,6 +51,8 @@ class Redraw:
         ids        [n] int32
         first      index of the first of them among the step's sampled tokens
         """
+        if not self._special.has_any:
+            return ()
         special = np.nonzero(self._special.concerns(rows))[0]
         if not special.size:
             return ()

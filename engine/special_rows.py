@@ -27,6 +27,8 @@ class SpecialRows:
         self._rules = LogitRules(rows, model.config.vocab_size, model.device)
         self._scorer = PromptScorer(model)
         self._logprob_words = np.zeros(rows, np.int32)  # as `descriptor.logprob_word`
+        self._every = np.arange(rows, dtype=np.int32)
+        self.has_any = False  # whether there may be a row that `concerns`
 
     def apply(self, step: StepDescriptor) -> None:
         """Takes what the descriptor says of its rows."""
@@ -36,6 +38,8 @@ class SpecialRows:
             self._logprob_words[joined[:, 0]] = joined[:, 7]
         if len(step.rules):
             self._rules.apply(step.rules)
+        if len(joined) or len(step.rules):
+            self.has_any = bool(self.concerns(self._every).any())
 
     def concerns(self, rows: Int32Array) -> NDArray[np.bool_]:
         """[n]: which of the rows have rules, or want scores of what they draw."""

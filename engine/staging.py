@@ -105,10 +105,11 @@ class ResultRing:
         self._streams = streams
         ids = torch.zeros((RING, most_sampled), dtype=torch.int32, device=device)
         self._ids = ids.unbind(0)
-        self._host = [streams.pinned(most_sampled) for _ in range(RING)]
+        self._pinned = [streams.pinned(most_sampled) for _ in range(RING)]  # kept alive
+        self._host: list[Int32Array] = [host.numpy() for host in self._pinned]
         self._addresses = [
             (host.data_ptr(), ids.data_ptr())
-            for host, ids in zip(self._host, self._ids, strict=True)
+            for host, ids in zip(self._pinned, self._ids, strict=True)
         ]
         self._events = [(streams.event(), streams.event()) for _ in range(RING)]
         self._steps: list[CollectedStep | None] = [None] * RING
@@ -131,6 +132,6 @@ class ResultRing:
         if sampled:
             streams.copy(*self._addresses[index], 4 * sampled, streams.copy_out)
         copied.record(streams.copy_out)
-        host = self._host[index].numpy()[:sampled]
+        host = self._host[index][:sampled]
         step = self._steps[index] = CollectedStep(host, copied, scores)
         return step
