@@ -1,18 +1,23 @@
 """The engine on one GPU, without a server: the offline workload, and where its time goes.
 
-    python -m perf.bench_step [--model 0.6B] [--runs 3] [--profile]
+    python -m perf.bench_step [--model 0.6B] [--runs 3] [--profile 300] [--beside 1]
 
 Random weights of the right shapes, prompts and outputs as token ids: no tokenizer takes part, so
 detokenizing (a thread of its own in the server) is not in these figures. Wall time of a step is
 taken where its tokens reach the host; host time is what the engine thread spends outside of waiting
 for the device. --profile adds, from torch's profiler over 40 steps in the middle of a run, how long
-the device stood idle and which kernels it ran.
+the device stood idle and which kernels it ran. --beside adds runs with so many threads that do
+nothing but Python all the time, as tokenizing would, each after one without: what they cost.
 """
 
+import json
 import statistics
 import tempfile
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,6 +126,41 @@ def run(engine: Engine, timed: TimedExecutor, load: Workload, first_id: int) -> 
     }
 
 
+@contextmanager
+def threads_beside(count: int) -> Iterator[None]:
+    """So many threads work on text of their own meanwhile; all have ended afterwards."""
+    ended = threading.Event()
+
+    def work() -> None:
+        said = {"text": "the quick brown fox jumps over the lazy dog " * 8}
+        while not ended.is_set():
+            words = json.loads(json.dumps(said))["text"].split()
+            assert len(sorted(set(words))) == 8
+
+    threads = [threading.Thread(target=work, name=f"beside-{n}") for n in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def cost_of_threads(engine: Engine, timed: TimedExecutor, runs: int, count: int) -> dict[str, Any]:
+    """Tokens a second without and with `count` busy threads, in turn; medians of `runs` each."""
+    load, rates = offline_seed_0(), dict[int, list[float]]()
+    for index in range(2 * runs):
+        forget_prompts(engine)
+        with threads_beside(beside := count * (index % 2)):
+            result = run(engine, timed, load, 200_000 + 1000 * index)
+        rates.setdefault(beside, []).append(result["tokens_per_s"])
+        print(f"{beside} threads beside: {result['tokens_per_s']:.0f} tokens/s", flush=True)
+    without, with_them = statistics.median(rates[0]), statistics.median(rates[count])
+    return {"threads": count, "rates": rates, "cost_share": 1 - with_them / without}
+
+
 def median_decode_launch_s(timed: TimedExecutor) -> float:
     pairs = zip(timed.launch_s, timed.kinds, strict=True)
     return statistics.median(launch_s for launch_s, (_, segments) in pairs if not segments)
@@ -217,6 +257,7 @@ def device_time(spans: list[tuple[float, float, str]]) -> dict[str, Any]:
 @click.option("--page-size", default=64)
 @click.option("--prefill-budget", default=16_384)
 @click.option("--profile", "profile_after", multiple=True, type=int, help="Steps into the run.")
+@click.option("--beside", default=0, help="Busy threads in runs with and without such.")
 @click.option("--suffix", default="", help="Of the result's name.")
 def main(
     model: str,
@@ -224,6 +265,7 @@ def main(
     page_size: int,
     prefill_budget: int,
     profile_after: tuple[int, ...],
+    beside: int,
     suffix: str,
 ) -> None:
     measured = ceilings()
@@ -260,9 +302,11 @@ def main(
         forget_prompts(engine)
         profiles[after] = profiled(engine, load, 100_000 + 1000 * index, after)
         show(profiles[after])
+    cost = cost_of_threads(engine, timed, runs, beside) if beside else None
     figures = {
         "model": model,
         "ready_s": ready_s,
+        "threads_beside": cost,
         "kv_tokens": engine.facts.kv_tokens,
         "tokens_per_s": statistics.median(result["tokens_per_s"] for result in results),
         "runs": results,

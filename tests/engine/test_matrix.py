@@ -157,7 +157,9 @@ def run_all(engine: Engine, subject: Subject, batch: int, first_id: int) -> tupl
     return outputs, cached
 
 
-def check(cell: Cell, subject: Subject) -> None:
+def check(
+    cell: Cell, subject: Subject, device: str = "cpu", cuda_graph_max_rows: int = 256
+) -> None:
     config = EngineConfig(
         model=subject.folder,
         page_size=cell.page_size,
@@ -168,6 +170,8 @@ def check(cell: Cell, subject: Subject) -> None:
         max_kv_tokens=16 * 128,
         max_model_len=128,
         cpu_threads=torch.get_num_threads(),
+        device=device,
+        cuda_graph_max_rows=cuda_graph_max_rows,
     )
     engine = assemble_engine(config, subject.model)
     outputs, _ = run_all(engine, subject, cell.batch, first_id=0)
