@@ -35,10 +35,10 @@ def subject(dtype: str) -> Subject:
     folder = default_folder()
     if not (folder / "config.json").is_file():
         pytest.skip("the default model is not prepared: ./plait test prepares it")
-    _, model = load_model(folder, device="cuda", dtype=dtype)
+    config, model = load_model(folder, device="cuda", dtype=dtype)
     if dtype != "float32":
         return replace(subject("float32"), model=model)
-    prompts = make_prompts(1000, longest=70)
+    prompts = make_prompts(min(config.vocab_size, 1000), longest=70)
     return Subject(folder, model, prompts, greedy_by_transformers(folder, prompts, 12))
 
 
