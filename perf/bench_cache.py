@@ -60,19 +60,19 @@ def main(model: str, tiny: bool, seconds: float) -> None:
             max_kv_tokens=2 * size.conversation_tokens,
         )
         bench = Bench(config, size)
-    figures = {
-        "model": "tiny" if tiny else model,
-        "device": str(bench.model.device),
-        "size": dataclasses.asdict(size),
-        "working_set_tokens": size.conversation_tokens,
-        "seconds": seconds,
-    }
+        figures = {
+            "model": "tiny" if tiny else model,
+            "device": str(bench.model.device),
+            "size": dataclasses.asdict(size),
+            "working_set_tokens": size.conversation_tokens,
+            "seconds": seconds,
+        }
 
-    def keep(results: dict[str, Any]) -> None:
-        if not tiny:
-            save("bench_cache", {**figures, **results}, torch.cuda.get_device_name())
+        def keep(results: dict[str, Any]) -> None:
+            if not tiny:
+                save("bench_cache", {**figures, **results}, torch.cuda.get_device_name())
 
-    _show(measure(parts_of(bench), seconds, keep))
+        _show(measure(parts_of(bench), seconds, keep))
 
 
 def parts_of(bench: Bench) -> list[Part]:
