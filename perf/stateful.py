@@ -2,10 +2,10 @@
 
     python -m perf.stateful --operations 100000
 
-Of the scheduler, with short and with long pages, of the prefix cache, and of its tier in host
-memory. After every operation everything is checked, and at the end of each of the scheduler's
-examples every request's answer against that of a lone run. A failure shows the operations that led
-to it, and the round's seed.
+Of the scheduler, also with hardly any memory and with long pages, of the prefix cache, and of its
+tier in host memory. After every operation everything is checked, and at the end of each of the
+scheduler's examples every request's answer against that of a lone run. A failure shows the
+operations that led to it, and the round's seed.
 """
 
 import time
@@ -16,12 +16,17 @@ import click
 from perf.results import save
 from tests.engine.test_host_tier_stateful import TierMachine
 from tests.engine.test_prefix_cache_stateful import CacheMachine
-from tests.engine.test_scheduler_stateful import LongPagesMachine, SchedulerMachine
+from tests.engine.test_scheduler_stateful import (
+    LongPagesMachine,
+    PressedMachine,
+    SchedulerMachine,
+)
 from tests.stateful import EXAMPLES, STEPS, CountedMachine, run_operations
 
 # Each with its share of the operations.
 MACHINES: Final[dict[type[CountedMachine], float]] = {
-    SchedulerMachine: 0.4, LongPagesMachine: 0.2, TierMachine: 0.2, CacheMachine: 0.2,
+    SchedulerMachine: 0.3, PressedMachine: 0.2, LongPagesMachine: 0.1,
+    TierMachine: 0.2, CacheMachine: 0.2,
 }  # fmt: skip
 
 

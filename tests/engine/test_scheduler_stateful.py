@@ -4,7 +4,7 @@ Everyone ends once, with the output of a lone run, and nobody is overtaken more 
 """
 
 from collections import defaultdict
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -282,8 +282,69 @@ class LongPagesMachine(SchedulerMachine):
     kept_seeds = ()
 
 
+class PressedMachine(SchedulerMachine):
+    """Long prompts that come back, where memory for one or two is all there is, above a host tier.
+
+    So pages leave for the host and return all the time, and things happen while they do.
+    """
+
+    kept_seeds = ()
+
+    @initialize(
+        page_size=st.sampled_from([1, 3, 4, 16]),
+        spare_pages=st.integers(0, 3),
+        max_running=st.integers(1, 4),
+        budget=st.sampled_from([None, 5, 16]),
+        overlap=st.booleans(),
+        policy=st.sampled_from(SCHEDULE_POLICIES),
+        eviction=st.sampled_from(["lru", "lfu", "fifo"]),
+        host=st.builds(
+            HostMemory,
+            slots=st.sampled_from([2, 3, 20, 400]),
+            write=st.sampled_from(["through", "back"]),
+            copies_a_step=st.sampled_from([1, 2, 5]),
+        ),
+        late_copies=st.booleans(),
+    )
+    def build(self, policy: str, **settings: Any) -> None:  # type: ignore[override]
+        super().build(
+            policy=(policy, None), cache="radix", overtakings=256, target_itl_s=None, **settings
+        )
+
+    @rule(
+        visits=st.lists(st.tuples(st.integers(0, 2), st.integers(8, 40)), min_size=2, max_size=5),
+        steps=st.integers(1, 6),
+        then=st.sampled_from(["nothing", "abort", "flush"]),
+    )
+    def come_back(self, visits: list[tuple[int, int]], steps: int, then: str) -> None:
+        """Prompts of few that there are, and what happens while their pages are loaded."""
+        for family, length in visits:
+            prompt = np.random.default_rng(family).integers(0, 3, length).tolist()
+            self.submit(prompt, 3, "", [], False, None, (None, None), 0, "")
+            for _ in range(steps):
+                self._step()
+                if loading := self._loading():
+                    break
+        if then == "abort":
+            for number in loading:
+                self.aborted.add(number)
+                self.engine.abort(number)
+        if then == "flush" and loading:
+            self.flush()
+        self.scheduler.check_integrity()
+
+    def _loading(self) -> list[int]:
+        rows = self.scheduler.holdings.rows
+        row_of = self.scheduler.holdings.row_of
+        return [n for n, row in row_of.items() if rows.cached[row] < rows.load_end[row]]
+
+
 def test_random_operations() -> None:
     run_a_few(SchedulerMachine)
+
+
+def test_random_operations_under_pressure() -> None:
+    run_a_few(PressedMachine)
 
 
 def test_random_operations_on_long_pages() -> None:
