@@ -74,7 +74,7 @@ def interval(client: httpx.Client, intervals: Intervals, seconds: int, scraped: 
 def measure(served: Served, streams: int, pairs: int, seconds: int) -> Intervals:
     """Raises RuntimeError where the load ended, or failed, before the measuring did."""
     maker = PromptMaker(as_ids=True)
-    sessions = random_lengths(maker, 0, 50_000, (16, 64), (ANSWER_TOKENS, ANSWER_TOKENS))
+    sessions = random_lengths(maker, 0, 8_000, (16, 32), (ANSWER_TOKENS, ANSWER_TOKENS))
     target = Target(served.url, served.model)
     load = LoadThread(Asking(target, Sampling(chat=False)), sessions, streams)
     thread, intervals = load.start(time.perf_counter()), Intervals()
@@ -83,8 +83,9 @@ def measure(served: Served, streams: int, pairs: int, seconds: int) -> Intervals
         for pair in range(pairs):
             for scraped in (False, True) if pair % 2 else (True, False):
                 interval(client, intervals, seconds, scraped)
-    if not thread.is_alive() or any(sample.error for sample in tuple(load.samples)):
-        raise RuntimeError(f"the load did not last: {load.failure or load.samples[-1].error}")
+    wrong = next((sample.error for sample in tuple(load.samples) if sample.error), None)
+    if wrong is not None or not thread.is_alive():
+        raise RuntimeError(f"the load did not last: {wrong or load.failure}")
     sessions.clear()  # no more are begun
     thread.join()
     return intervals
