@@ -74,7 +74,8 @@ def interval(client: httpx.Client, intervals: Intervals, seconds: int, scraped: 
 def measure(served: Served, streams: int, pairs: int, seconds: int) -> Intervals:
     """Raises RuntimeError where the load ended, or failed, before the measuring did."""
     maker = PromptMaker(as_ids=True)
-    sessions = random_lengths(maker, 0, 8_000, (16, 32), (ANSWER_TOKENS, ANSWER_TOKENS))
+    # Said again and again: the replayed engine ends a hundred a second.
+    sessions = 100 * random_lengths(maker, 0, 8_000, (16, 32), (ANSWER_TOKENS, ANSWER_TOKENS))
     target = Target(served.url, served.model)
     load = LoadThread(Asking(target, Sampling(chat=False)), sessions, streams)
     thread, intervals = load.start(time.perf_counter()), Intervals()
