@@ -86,9 +86,7 @@ class Setup:
     policy: str = "fcfs"
     preemption_threshold: int | None = None
     target_itl_ms: float | None = TARGET_ITL_MS
-    host: Literal["through", "back"] | None = (
-        None  # how a host tier is written; None: there is none
-    )
+    host: Literal["through", "back"] | None = None  # how a host tier is written; None: none is
 
     def build(self, kv_tokens: int, trace_steps: int = 0) -> Scheduler:
         pages, host = kv_tokens // PAGE_SIZE, None

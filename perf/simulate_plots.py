@@ -24,23 +24,10 @@ DPI: Final = 60  # small files: they lie in the repository
 
 
 def plot(
-    workloads: Mapping[str, Rows],
-    sweeps: Mapping[str, Rows],
-    folder: Path,
-    name: str,
-    *,
-    tiers: str,
+    workloads: Mapping[str, Rows], sweeps: Mapping[str, Rows], folder: Path, name: str
 ) -> None:
-    """Writes NAME_rates.png, NAME_policies.png and, of the sweep `tiers`, NAME_host_tier.png.
-
-    Raises ClickException without matplotlib.
-    """
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise click.ClickException("plots need matplotlib: pip install 'plait[plots]'") from error
-    matplotlib.use("Agg")  # files alone: there may be no screen
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    """Writes NAME_rates.png and NAME_policies.png. Raises ClickException without matplotlib."""
+    pyplot = _pyplot()
     _plot_rates(pyplot, sweeps, folder / f"{name}_rates.png")
     _plot_policies(pyplot, workloads, folder / f"{name}_policies.png")
 
