@@ -160,8 +160,6 @@ class TierMachine(CountedMachine):
 
     @invariant()
     def all_is_where_it_is_said_to_be(self) -> None:
-        if not hasattr(self, "cache"):
-            return
         self.cache.check_integrity()
         self.pool.check_integrity()
         assert self.pool.free_pages + self.cache.cached_pages == self.pool.capacity

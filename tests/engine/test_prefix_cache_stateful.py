@@ -193,8 +193,6 @@ class CacheMachine(CountedMachine):
 
     @invariant()
     def every_page_is_in_one_place(self) -> None:
-        if not hasattr(self, "cache"):
-            return
         self.cache.check_integrity()
         self.pool.check_integrity()
         cached = self.cache.all_pages().tolist()
