@@ -151,6 +151,7 @@ class StepDescriptor:
         flags = SAME_DECODE_ROWS if self.same_decode_rows else 0
         flags |= COPIES_FIRST if self.copies.first else 0
         step = self.step & INT32_MAX  # 2**31 steps of a small model are a month of serving
+        # In the order of H_VERSION to H_COPIES, and at once: this is done in every step.
         out[:HEADER_WORDS] = (
             VERSION, step, out.size, flags, len(self.joined), len(self.page_writes),
             len(self.segments), self.prefill_tokens.size, self.decode_rows.size, self.max_length,

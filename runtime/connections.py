@@ -172,7 +172,10 @@ class AppTasks(TaskGroup):
 
 
 class AppInTurns:
-    """The app as connections call it: until it answers, what it does is work on input."""
+    """The app as connections call it: until it answers, what it does is work on input.
+
+    Owned by its HTTP loop.
+    """
 
     def __init__(self, app: AppWrapper, turns: Turns) -> None:
         self._app, self._turns = app, turns

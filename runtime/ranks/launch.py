@@ -24,8 +24,6 @@ from runtime.ranks.rank import LOOPBACK
 
 # torchrun's handlers would end the job; this one is left to it, for a quick end with all stacks.
 _TORCHRUNS_SIGNAL: Final = "SIGQUIT"
-
-
 # Every sign of life of this one node is a kilobyte more in the file: 17 MB a day at torchrun's 5 s.
 _DAY_S: Final = 24 * 3600
 _FOLDER: Final = "PLAIT_RANKS_FOLDER"  # the ranks' environment has what is to be removed
