@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 # Of work that is begun: what a turn then takes of input is this and one piece more, and a token
 # passes through about three turns from its ring to its socket.
 BUDGET_S: Final = 4e-3
+_MOST_DEBT_S: Final = 50e-3  # longer, and those whom it keeps waiting would ask what is wrong
 _MEAN_OF: Final = 16  # pieces
 
 Result = TypeVar("Result")
@@ -36,6 +37,7 @@ class Turns:
         self._step_began_s = math.inf  # time.thread_time(), while a step of a counted task runs
         self._is_piece = False  # whether that step is more than coming here to wait
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._returned = 0  # of those, in this turn, who had been let in too early: the first ones
         self._will_end = False  # the turn: `_end_turn` is on its way
 
     async def wait(self) -> None:
@@ -45,7 +47,8 @@ class Turns:
         while not is_next or self._has_had_its_share():
             may_begin = asyncio.get_running_loop().create_future()
             if is_next:  # those before took longer than was expected
-                self._waiting.appendleft(may_begin)
+                self._waiting.insert(self._returned, may_begin)
+                self._returned += 1
             else:
                 self._waiting.append(may_begin)
             self._await_end()
@@ -69,7 +72,7 @@ class Turns:
     def end_step(self) -> None:
         took_s = time.thread_time() - self._step_began_s
         self._step_began_s = math.inf
-        self._spent_s += took_s
+        self._spent_s = min(self._spent_s + took_s, _MOST_DEBT_S)
         if self._is_piece:
             self._piece_s += (took_s - self._piece_s) / _MEAN_OF
         self._await_end()
@@ -80,8 +83,8 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
-        """Called when the next turn begins, before any work of its own."""
-        self._will_end = False
+        """Called early in the next turn."""
+        self._will_end, self._returned = False, 0
         self._spent_s = max(0.0, self._spent_s - BUDGET_S)
         expected_s = self._spent_s
         while self._waiting and expected_s < BUDGET_S:
@@ -110,6 +113,8 @@ class _Steps(Generic[Result]):
             except StopIteration as end:
                 made: Result = end.value
                 return made
+            finally:
+                value = None  # an exception that comes out again must not hold its own frames
             try:
                 value = yield pending
                 resume = self._work.send
@@ -124,4 +129,5 @@ class _Steps(Generic[Result]):
         try:
             return resume(value)
         finally:
+            del value
             self._turns.end_step()

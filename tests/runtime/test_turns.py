@@ -102,12 +102,38 @@ def test_who_leaves_while_waiting_takes_no_turn(clock: Clock) -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_who_came_first_goes_first(clock: Clock) -> None:
+    """Also where a piece takes more than those let in with it were told."""
+    began: list[int] = []
+
+    async def main() -> None:
+        turns = Turns()
+
+        async def work(index: int) -> None:
+            await turns.wait()
+            began.append(index)
+            clock.now_s += 2 * BUDGET_S if index % 8 == 0 else BUDGET_S / 100
+
+        await asyncio.gather(*(turns.count(work(index)) for index in range(40)))
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert began == sorted(began)
+
+
 def test_what_a_piece_took_too_much_later_turns_go_without(clock: Clock) -> None:
     async def work(_: Turns) -> None:
         clock.now_s += 10.5 * BUDGET_S
 
     worked = turns_of(1, work)
     assert worked[1] - worked[0] >= 10 and worked[2] - worked[1] >= 10
+
+
+def test_nobody_waits_for_seconds_that_one_piece_took(clock: Clock) -> None:
+    async def work(_: Turns) -> None:
+        clock.now_s += 1000 * BUDGET_S
+
+    worked = turns_of(1, work)
+    assert 5 < worked[1] - worked[0] < 20
 
 
 def test_what_others_do_meanwhile_is_not_counted(clock: Clock) -> None:

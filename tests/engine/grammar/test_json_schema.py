@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "switch of the library": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
     "a character without a short escape": ({"const": "a\x00b"}, "U+0000"),
     "such a character in a name": ({"properties": {"\x1f": {}}}, "U+001F"),
-    "a list": ([], "list"),
+    "a list": ([], "neither an object nor"),
     "depth": (json.loads('{"items":' * 70 + "{}" + "}" * 70), "64 levels"),
 }
 
