@@ -16,7 +16,9 @@
 # --disable-circuit-breaker   which would close replicas to all because one client errs (4xx)
 # --balance-…        a replica with 16 requests more than another, and twice as many, is not given
 #                    prompts for what it has cached
+# Of several routers on one machine each needs a --prometheus-port of its own.
 set -eu
+[ $# -ge 2 ] || { echo "usage: router.sh PORT REPLICA_URL..." >&2; exit 2; }
 port=$1
 shift
 exec sglang-router launch --host "${ROUTER_HOST:-127.0.0.1}" --port "$port" \

@@ -44,7 +44,7 @@ class ServerConfig:
     page: bool = True  # the web page at /
     access_log: bool = False
     log_format: str = "human"
-    otlp_endpoint: str | None = None  # where spans are posted to; None: nowhere
+    otlp_endpoint: str | None = None  # where spans are posted to; None: see telemetry/settings.py
     profile: int = 0  # steps that torch's profiler traces; 0: none
     profile_dir: Path = Path()  # where the trace goes
     request_timeout_s: float | None = None  # from its headers to the end of its answer

@@ -1,5 +1,5 @@
-"""What phase the server is in, what the API has of the model once it is READY, and the one failure
-that ended it.
+"""What phase the server is in, what the API has of the model once it is READY, the one failure
+that ended it, and how it ended.
 
 Rules
 - Phases only move forward: LOADING → READY → DRAINING → stopped, and FAILED from anywhere.
@@ -33,6 +33,14 @@ class Failure:
     thread: str
     cause: str  # one line; the stack is in the log
     is_hang: bool = False  # nobody raised anything: the threads' stacks are yet to be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a server ended."""
+
+    exit_code: int
+    all_ended: bool  # False: a thread still runs, and the process must be ended around it
 
 
 class GrammarSource(Protocol):

@@ -45,7 +45,11 @@ from runtime.ranks.rank import MOST_RANKS, Rank
 from runtime.report import LoadingReport, show_capacity, show_ready, tell
 from runtime.server import Server
 from runtime.setup.console import SetupError
-from runtime.telemetry.settings import telemetry_to, traces_endpoint
+from runtime.telemetry.settings import (
+    endpoint_of_environment,
+    endpoint_of_flag,
+    telemetry_to,
+)
 from runtime.version import plait_version
 
 log = logging.getLogger(__name__)
@@ -210,6 +214,7 @@ def _follow(config: ServerConfig, rank: Rank, facts: Facts) -> tuple[int, bool]:
     def load(progress: Progress) -> RankExecutor:
         from runtime.loading import load_rank  # as in `load_real`
 
+        adopt_libraries()
         return load_rank(config.engine, progress, rank, port)
 
     outcome = Follower(link, steps, load, config.watchdog_s).run()
@@ -233,7 +238,7 @@ def build_config(model: Path, flags: dict[str, Any]) -> ServerConfig:
     rest = {name: value for name, value in flags.items() if name not in engine_names}
     rest["api_keys"] = take_keys(rest.pop("api_key_file"), API_KEYS)
     rest["admin_keys"] = take_keys(rest.pop("admin_key_file"), ADMIN_KEYS)
-    rest["otlp_endpoint"] = traces_endpoint(rest.pop("otlp_endpoint"), os.environ)
+    rest["otlp_endpoint"] = endpoint_of_flag(rest.pop("otlp_endpoint"))
     return ServerConfig(engine=EngineConfig(model=model, **engine, **graphs), **rest)
 
 
@@ -265,6 +270,7 @@ def run(
     allow_many_files()
     listening = listen(config)
     address = address_of(config, listening)
+    traces_go_to = config.otlp_endpoint or endpoint_of_environment(os.environ)
     report = LoadingReport(as_log=as_log)
 
     def on_ready(facts: ModelFacts) -> None:
@@ -275,7 +281,7 @@ def run(
         config, listening, load, version=plait_version(), progress=report, on_ready=on_ready,
         capacity=asked, on_capacity=partial(show_capacity, as_log=as_log),
         followers=() if ranks is None else ranks.links,
-        telemetry=telemetry_to(config.otlp_endpoint, config.http_loops),
+        telemetry=telemetry_to(traces_go_to, config.http_loops),
     )  # fmt: skip
 
     def on_signal(number: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from httpd.app import APIS, create_app
@@ -30,7 +29,7 @@ from runtime.engine_thread import EngineLoop, Load, Loaded, Progress
 from runtime.http_thread import HttpLoop, hypercorn_config
 from runtime.inbox import Inbox
 from runtime.insight import ServerInsight
-from runtime.lifecycle import Lifecycle
+from runtime.lifecycle import Lifecycle, Outcome
 from runtime.messages import ModelFacts
 from runtime.monitor import Watchdog, all_stacks
 from runtime.monitor_thread import MonitorLoop
@@ -51,14 +50,6 @@ _FAILED_HTTP_S: Final = 4.0  # for open streams to get their error event
 _FAILED_JOIN_S: Final = 1.0
 _FAILED_RANKS_S: Final = 3.5  # for the other ranks to end, or to be killed: meanwhile
 _LAST_RESORT_S: Final = 8.0  # more than all of it
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a server ended."""
-
-    exit_code: int
-    all_ended: bool  # False: a thread still runs, and the process must be ended around it
 
 
 class Server:

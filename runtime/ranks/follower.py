@@ -22,7 +22,7 @@ from engine.request import Int32Array
 from httpd.service import State
 from runtime.engine_thread import Progress
 from runtime.inbox import Wakeup
-from runtime.lifecycle import Failure, Lifecycle
+from runtime.lifecycle import Failure, Lifecycle, Outcome
 from runtime.monitor import Watchdog, all_stacks
 from runtime.ranks.facts import Facts
 from runtime.ranks.leader import MEET_S
@@ -31,7 +31,6 @@ from runtime.ranks.meeting import meet_rank_0
 from runtime.ranks.rank import Rank
 from runtime.ranks.stopped import StoppedRanks
 from runtime.ranks.watch import Watched
-from runtime.server import Outcome
 from runtime.worker import TICK_S, OperatorError, Pulse, Stopped, Worker
 
 log = logging.getLogger(__name__)

@@ -26,17 +26,23 @@ MISSING: Final = (
 )
 
 
-def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
-    """The URL that spans are posted to; None: they are not wanted, or cannot be sent.
+def endpoint_of_flag(base: str | None) -> str | None:
+    """The URL that spans are posted to, of a collector's base URL.
 
-    flag  the collector's base URL, before all variables
-    Raises ValueError where the flag cannot be obeyed; what the environment asks for in vain, it may
-    ask of other programs: that is a line in the log.
+    Raises ValueError where that cannot be done.
     """
-    if flag is not None:
-        if not is_installed():
-            raise ValueError(f"otlp_endpoint is {flag}, but {MISSING}")
-        return _checked("otlp_endpoint", _with_path(flag))
+    if base is None:
+        return None
+    if not is_installed():
+        raise ValueError(f"otlp_endpoint is {base}, but {MISSING}")
+    return _checked("otlp_endpoint", _with_path(base))
+
+
+def endpoint_of_environment(environ: Mapping[str, str]) -> str | None:
+    """Likewise, of the variables; None: they want no spans, or none can be sent.
+
+    What the environment asks for in vain, it may ask of other programs: that is a line in the log.
+    """
     try:
         return _of_environment(environ)
     except ValueError as error:
@@ -84,7 +90,8 @@ def _is_off(environ: Mapping[str, str]) -> bool:
 
 
 def _with_path(base: str) -> str:
-    return base if base.endswith(_PATH) else base.rstrip("/") + _PATH
+    base = base.rstrip("/")
+    return base if base.endswith(_PATH) else base + _PATH
 
 
 def _checked(name: str, url: str) -> str:

@@ -4,16 +4,19 @@ Guarantees
 - Nobody waits for it. A loop leaves a trace in a bounded ring; where that is full, the trace is
   dropped and counted.
 - A collector that is gone, slow or wrong costs traces and nothing else; it is said once, and once
-  more when traces are taken again.
+  more when traces are taken again. Where some are lost again and again, that is said once a minute.
 
 Knows nothing of OpenTelemetry: see otlp.py.
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from httpd.traces import Trace
 from runtime.channel import Channel
@@ -21,9 +24,10 @@ from runtime.inbox import Wakeup
 
 log = logging.getLogger(__name__)
 
-_EVERY_S: Final = 1.0
+_INTERVAL_S: Final = 1.0  # between two times of sending
 _ROOM: Final = 4096  # traces of a loop: four seconds of a thousand requests each
-_MOST: Final = 256  # requests of one message, of about 2 KB each
+_BATCH: Final = 256  # requests of one message, of about 2 KB each
+_TELL_EVERY_S: Final = 60.0
 _FLUSH_S: Final = 1.0  # at the end, for what is left
 
 
@@ -103,24 +107,30 @@ class Telemetry:
         try:
             self._sender = sender = self._make(self._endpoint)
         except Exception:  # a library's, whatever it may be: serving goes on
-            log.exception("no traces are sent to %s", self._endpoint)
+            log.exception("no traces are sent to %s", _shown(self._endpoint))
             return
-        outcome = _Outcome(self._endpoint)
+        outcome = _Outcome(_shown(self._endpoint))
         while True:
-            stops = self._stop.wait(_EVERY_S)
+            stops = self._stop.wait(_INTERVAL_S)
             self._send_all(sender, outcome)
             if stops:
                 return
 
     def _send_all(self, sender: TraceSender, outcome: "_Outcome") -> None:
         ended = [each for ring in self._rings for each in ring.receiver.pop_all()]
-        for start in range(0, len(ended), _MOST):
-            batch = ended[start : start + _MOST]
+        for start in range(0, len(ended), _BATCH):
+            batch = ended[start : start + _BATCH]
             try:
                 why = sender.send(batch)
             except Exception as error:  # likewise
                 why = f"{type(error).__name__}: {error}"
             outcome.tell(why, len(batch), sum(self._dropped))
+
+
+def _shown(url: str) -> str:
+    """Without a name and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class _Outcome:
@@ -130,7 +140,7 @@ class _Outcome:
         self._endpoint = endpoint
         self._fails = False
         self._lost = 0  # in batches that were not sent
-        self._told_lost = 0
+        self._told_lost, self._told_s = 0, -math.inf
 
     def tell(self, why: str | None, requests: int, dropped: int) -> None:
         """
@@ -141,10 +151,13 @@ class _Outcome:
         lost = self._lost + dropped
         if why is not None and not self._fails:
             log.warning("traces cannot be sent to %s, and are lost: %s", self._endpoint, why)
-        elif why is None and lost > self._told_lost:
+        elif why is None and lost > self._told_lost and (self._fails or self._is_due()):
             log.warning(
                 "traces are sent to %s; of %d requests they were lost",
                 self._endpoint, lost - self._told_lost,
             )  # fmt: skip
-            self._told_lost = lost
+            self._told_lost, self._told_s = lost, time.monotonic()
         self._fails = why is not None
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._told_s >= _TELL_EVERY_S

@@ -3,13 +3,19 @@
 import logging
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from httpd.traces import Trace
 from runtime.telemetry import settings
-from runtime.telemetry.settings import MISSING, telemetry_to, traces_endpoint
-from runtime.telemetry.thread import Ended, Telemetry, TraceSender
+from runtime.telemetry.settings import (
+    MISSING,
+    endpoint_of_environment,
+    endpoint_of_flag,
+    telemetry_to,
+)
+from runtime.telemetry.thread import Ended, Telemetry, TraceSender, _Outcome
 from tests.server_process import SOON_S
 
 URL = "http://collector:4318/v1/traces"
@@ -76,7 +82,7 @@ def test_nobody_waits_for_room(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_dead_collector_is_said_once(
     failure: str | Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.telemetry.thread._MOST", 1)
+    monkeypatch.setattr("runtime.telemetry.thread._BATCH", 1)
     one = telemetry(FakeSender(failure, failure, failure))
     for index in range(5):
         one.on_end(0)(trace(str(index)))
@@ -88,14 +94,28 @@ def test_a_dead_collector_is_said_once(
     assert lines[1] == f"traces are sent to {URL}; of 3 requests they were lost"
 
 
+def test_losses_again_and_again_are_said_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr("runtime.telemetry.thread.time.monotonic", lambda: clock.now_s)
+    outcome = _Outcome(URL)
+    for at_s, dropped in ((0.0, 0), (1.0, 5), (2.0, 9), (60.9, 20), (61.0, 30), (62.0, 40)):
+        clock.now_s = at_s
+        outcome.tell(None, 1, dropped)
+    said = [record.getMessage().split("; ")[1] for record in caplog.records]
+    assert said == ["of 5 requests they were lost", "of 25 requests they were lost"]
+
+
 def test_a_library_that_fails_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
     def make(_url: str) -> TraceSender:
         raise RuntimeError("no such wheel")
 
-    one = Telemetry(URL, 1, make)
+    one = Telemetry(URL.replace("//", "//me:secret@"), 1, make)
     one.start()
     one.on_end(0)(trace("a"))
     assert one.close(SOON_S) and "no such wheel" in caplog.text
+    assert URL in caplog.text and "secret" not in caplog.text
 
 
 def test_one_that_never_started_ends() -> None:
@@ -112,21 +132,21 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return bool(request.param)
 
 
-def test_the_flag_comes_first(installed: bool) -> None:
-    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://other", "OTEL_SDK_DISABLED": "true"}
+def test_a_flag_names_the_base(installed: bool) -> None:
     if not installed:
         with pytest.raises(ValueError, match="opentelemetry is not installed"):
-            traces_endpoint("http://collector:4318", environ)
+            endpoint_of_flag("http://collector:4318")
         return
-    assert traces_endpoint("http://collector:4318/", environ) == URL
-    assert traces_endpoint(URL, environ) == URL
+    assert endpoint_of_flag("http://collector:4318/") == URL
+    assert endpoint_of_flag(URL) == endpoint_of_flag(f"{URL}/") == URL
+    assert endpoint_of_flag(None) is None
 
 
 @pytest.mark.parametrize("flag", ["collector:4318", "http://", "ftp://x", "http://x:99999"])
 def test_a_flag_that_is_no_url_is_refused(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "is_installed", lambda: True)
     with pytest.raises(ValueError, match=r"otlp_endpoint is .*; it must be like"):
-        traces_endpoint(flag, {})
+        endpoint_of_flag(flag)
 
 
 BASE, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -149,7 +169,7 @@ def test_the_environment_may_name_it(
     environ: dict[str, str], url: str | None, said: str | None, installed: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    assert traces_endpoint(None, environ) == (url if installed else None)
+    assert endpoint_of_environment(environ) == (url if installed else None)
     said = said or (MISSING if url is not None and not installed else None)
     assert said is None or said in caplog.text
     assert bool(caplog.records) == (said is not None)
