@@ -17,7 +17,7 @@ from engine.limits import check_settings
 from engine.model_config import read_model_config
 from runtime.capacity.estimate import Asked, report_on
 from runtime.capacity.host import multiplies_bfloat16, read_host
-from runtime.capacity.measure_command import measure_options, measured, plan_of
+from runtime.capacity.measure_command import measure_options, plan_of, run_measurement
 from runtime.capacity.nvml import Nvml
 from runtime.capacity.report import Capacity
 from runtime.capacity.table import show
@@ -64,7 +64,9 @@ def capacity(
     fits = asked is None or (report is not None and report.split is not None and report.split.fits)
     all_answered = True
     if plan is not None and fits:
-        told["measured"], all_answered = measured(plan, url, model, asked, is_shown=not as_json)
+        told["measured"], all_answered = run_measurement(
+            plan, url, model, asked, is_shown=not as_json
+        )
     if as_json:
         click.echo(json.dumps(told, indent=2))
     if not (fits and all_answered):

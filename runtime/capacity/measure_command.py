@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -50,7 +51,7 @@ def measure_options(command: Function) -> Function:
     options = (
         click.option("--measure", is_flag=True, help="Load the model, or ask --url, and try how "
                      "many users at a time are answered in time: a search with more and more of "
-                     "them.  [the next seven: of it]"),
+                     "them.  [the next eight: of it]"),
         click.option("--url", help="Measure a server that runs, instead: Plait, or another that "
                      "takes token ids and ignore_eos.  [its key: environment variable "
                      "PLAIT_API_KEY or OPENAI_API_KEY]"),
@@ -66,6 +67,8 @@ def measure_options(command: Function) -> Function:
                      default=_PLANNED["most_users"], show_default=True, help="No more are tried."),
         click.option("--rounds", type=click.IntRange(1, 1000), default=_PLANNED["rounds"],
                      show_default=True, help="Answers that each user of a trial gets."),
+        click.option("--threads", type=click.IntRange(1, 256), default=_PLANNED["threads"],
+                     show_default=True, help="Of the load: more where one core cannot ask enough."),
         click.option("--limit-s", type=click.FloatRange(0, min_open=True),
                      default=_PLANNED["limit_s"], show_default=True,
                      help="Time for all workloads together, once the model is loaded."),
@@ -82,8 +85,7 @@ def plan_of(
     """
     plan = Plan(**{name: flags.pop(name) for name in _PLANNED if name in flags})
     if not measure:
-        if url is not None:
-            raise click.UsageError("--url is of --measure: the report is about this machine")
+        _refuse_measuring_flags()
         return None
     if url is None and model is None:
         raise click.UsageError("--measure needs a --model to load, or the --url of a server")
@@ -95,7 +97,16 @@ def plan_of(
     return plan
 
 
-def measured(
+def _refuse_measuring_flags() -> None:
+    """Raises click.UsageError for one that is given without --measure."""
+    context = click.get_current_context()
+    for name in ("url", *_PLANNED):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag} is of --measure: without it, nothing is tried")
+
+
+def run_measurement(
     plan: Plan, url: str | None, model: str | None, asked: Asked | None, *, is_shown: bool
 ) -> tuple[dict[str, Any], bool]:
     """What was found, for JSON, and whether every workload was answered.

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from client.bench.figures import summarise
 from client.bench.load import Sample
+from client.bench.runner import Pace
 from client.target import Target
 from runtime.capacity.command import capacity
-from runtime.capacity.measure import Measured, Plan, Trial, Workload, judged
+from runtime.capacity.measure import Measured, Plan, Trial, Workload, judged, measure
 from runtime.capacity.measure_command import WorkloadsType, table_of
 from runtime.capacity.search import Status
 
@@ -81,6 +82,20 @@ def test_missed_by_one_user_shows_by_how_much() -> None:
     assert "3,000.0" in shown(told) and "missed with a single user" in shown(told)
 
 
+def test_a_crowd_that_is_refused_has_missed_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a queue that is full: what fewer got was kept."""
+    good = Sample(0.0, 0.4, (0.1, 0.2, 0.3, 0.4), 10, 4, 0, "abcd", "length")
+    full = Sample(0.0, 0.1, error="503: the queue is full")
+
+    def load(_asking: object, sessions: list[object], pace: Pace, *_: object, **__: object) -> Any:
+        return [good if (pace.concurrency or 0) <= 3 else full for _ in sessions]
+
+    monkeypatch.setattr("runtime.capacity.measure.run_load", load)
+    monkeypatch.setattr("runtime.capacity.measure.ask_json", lambda *_: {})
+    (found,) = measure(Target("http://x", "m"), PLAN, Console(file=io.StringIO()))
+    assert (found.status, found.users, found.missed_at) == (Status.FOUND, 3, 4)
+
+
 def test_workloads_are_read() -> None:
     assert WorkloadsType().convert("1/2, 30/40", None, None) == (Workload(1, 2), Workload(30, 40))
 
@@ -90,6 +105,8 @@ def test_workloads_are_read() -> None:
     [
         (["--measure"], "--measure needs a --model to load, or the --url of a server"),
         (["--url", "http://x"], "--url is of --measure"),
+        (["--workloads", "128/128"], "--workloads is of --measure"),
+        (["--ttft-s", "2"], "--ttft-s is of --measure"),
         (["--measure", "--model", "x", "--tp", "2"], "start `plait serve --tp 2`"),
         (["--measure", "--url", "x", "--workloads", "12"], "'12' is no PROMPT/OUTPUT"),
         (["--measure", "--url", "x", "--workloads", "0/1"], "both must be from 1"),
