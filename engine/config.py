@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-# Orders in which waiting requests start: engine/policies.py says what each means.
 PREFILL_ATTENTIONS: Final = ("auto", "torch", "flashinfer")
+# Orders in which waiting requests start: engine/policies.py says what each means.
 SCHEDULE_POLICIES: Final = (
     "fcfs", "short-first", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority",
 )  # fmt: skip

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.config import SCHEDULE_POLICIES
 from engine.holdings import Holdings
 from engine.prefix_cache import Match
 from engine.waiting import Waiting
@@ -186,11 +185,10 @@ class HeaviestSubtree(LongestPrefix):
 
 
 def build_policy(name: str, holdings: Holdings, seed: int = 0) -> Policy:
-    """The policy of this name, one of SCHEDULE_POLICIES.
+    """The policy of this name, one of engine.config.SCHEDULE_POLICIES.
 
     seed  of the random order
     """
-    assert name in SCHEDULE_POLICIES, f"there is no policy {name!r}"
     match name:
         case "lpm":
             return LongestPrefix(holdings)
@@ -204,5 +202,7 @@ def build_policy(name: str, holdings: Holdings, seed: int = 0) -> Policy:
             return Shuffled(seed)
         case "routing-key":
             return BusiestKey(holdings)
-        case _:
+        case "fcfs" | "priority":
             return Policy(has_priorities=name == "priority")
+        case _:
+            raise AssertionError(f"there is no policy {name!r}")

@@ -9,7 +9,7 @@ from engine.cache_factory import build_prefix_cache
 from engine.config import SCHEDULE_POLICIES, EngineConfig
 from engine.forecast import OutputForecast
 from engine.pages import PagePool
-from engine.policies import MATCHES, build_policy
+from engine.policies import MATCHES, Policy, build_policy
 from engine.request import Int32Array, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.waiting import AGEING, CANDIDATES, MOST_PRIORITY, Waiting, WaitingQueue
@@ -367,3 +367,12 @@ def test_whoever_was_retracted_is_at_the_front() -> None:
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         EngineConfig(model=None, **settings)  # type: ignore[arg-type]
+
+
+def test_every_policy_is_built_by_its_name_and_no_other() -> None:
+    holdings = Rig("fcfs").scheduler.holdings
+    with pytest.raises(AssertionError, match="no policy 'fifo'"):
+        build_policy("fifo", holdings)
+    built = {name: build_policy(name, holdings) for name in SCHEDULE_POLICIES}
+    in_turn = {name for name, policy in built.items() if type(policy) is Policy}
+    assert in_turn == {"fcfs", "priority"}
