@@ -6,12 +6,22 @@ decoder serves them all. Knows nothing of files other than config.json, and noth
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from engine.errors import ModelError
 from engine.rope import Rope, read_rope
+
+# What the decoder's fused paths compute rightly: these fields whatever they say, those of _PLAIN
+# where they say this. A field of neither turns fusing off for all, until somebody says how it is.
+_FUSED_WITH: Final = frozenset({
+    "architecture", "vocab_size", "hidden_size", "ffn_size", "layers", "heads", "kv_heads",
+    "head_dim", "max_positions", "norm_eps", "rope", "tied", "qk_norm", "windows", "dtype",
+})  # fmt: skip
+_PLAIN: Final[Mapping[str, object]] = {
+    "qkv_bias": False, "o_bias": False, "mlp_bias": False, "moe": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,12 @@ class ModelConfig:
     windows: tuple[int | None, ...]  # per layer: keys a query sees, itself included; None: all
     moe: Moe | None
     dtype: str  # of the checkpoint, by its own account: float32, float16 or bfloat16
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a layer's products may be fused with what is around them."""
+        others = [field.name for field in fields(self) if field.name not in _FUSED_WITH]
+        return all(name in _PLAIN and getattr(self, name) == _PLAIN[name] for name in others)
 
 
 @dataclass(frozen=True, slots=True)

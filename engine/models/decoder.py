@@ -108,6 +108,8 @@ class Decoder:
         place, config = Place(torch.device(device), dtype), share.config
         self.config, self.dtype, self.device = config, dtype, place.device
         self.group = group
+        # A product that adds to the residual leaves no room for the ranks' sum.
+        self._fuses = group is None and config.fuses
         self._vocabulary = share.vocabulary
         table_shape = share.vocabulary_rows, config.hidden_size
         self.embedding = place.empty(*table_shape)
@@ -212,12 +214,9 @@ class Decoder:
 
     def _fusable(self) -> tuple[Tensor, ...]:
         """Weights whose products can be fused with what is around them: a layer's, or none."""
-        if self.group is not None:
-            return ()  # a product that adds to the residual leaves no room for the ranks' sum
-        layer = self.layers[0]
-        biased = layer.qkv.bias is not None or layer.o.bias is not None
-        if self.config.moe is not None or biased or self.config.mlp_bias:
+        if not self._fuses:
             return ()
+        layer = self.layers[0]
         assert isinstance(layer.mlp, Mlp)
         linears = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
         return tuple(linear.weight for linear in linears)

@@ -1,5 +1,6 @@
 """config.json in both spellings, and what is refused."""
 
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelError
-from engine.model_config import parse_model_config, read_model_config
+from engine.model_config import ModelConfig, parse_model_config, read_model_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -201,6 +202,44 @@ def test_broken_files_are_named(tmp_path: Path, text: str | None, message: str) 
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fuses"),
+    [
+        ("LlamaForCausalLM", True),
+        ("MistralForCausalLM", True),
+        ("Qwen2ForCausalLM", False),
+        ("Qwen3ForCausalLM", True),
+        ("Qwen3MoeForCausalLM", False),
+    ],
+)
+def test_families_without_biases_and_experts_fuse(architecture: str, fuses: bool) -> None:
+    raw = LLAMA | MOE | {"architectures": [architecture], "sliding_window": 8}
+    assert parse_model_config(raw).fuses is fuses
+
+
+def test_no_switch_fuses_but_those_that_the_fused_paths_know() -> None:
+    plain, known = parse_model_config(LLAMA), {"tied", "qk_norm"}
+    moe = parse_model_config(LLAMA | MOE).moe
+    switches = {field.name for field in fields(ModelConfig) if field.type is bool}
+    assert switches >= known
+    for name in switches - known:
+        assert not replace(plain, **{name: True}).fuses, name
+    for name in known:
+        assert replace(plain, **{name: True}).fuses, name
+    assert not replace(plain, moe=moe).fuses
+
+
+@pytest.mark.parametrize("value", [False, True, None, 0, 1.0])
+def test_a_field_that_nobody_has_thought_of_does_not_fuse(value: object) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Next(ModelConfig):
+        new: object
+
+    plain = parse_model_config(LLAMA)
+    shown = {field.name: getattr(plain, field.name) for field in fields(plain)}
+    assert plain.fuses and not Next(**shown, new=value).fuses
 
 
 _FIELDS = (
