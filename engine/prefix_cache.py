@@ -37,7 +37,7 @@ class HostCounts(NamedTuple):
     cached: int = 0  # some of them on the device, too
     capacity: int = 0
     written: int = 0  # copied to the host since the start
-    loaded: int = 0  # and back
+    loaded: int = 0  # and back; a copy is counted once it is planned
 
 
 class Inserted(NamedTuple):

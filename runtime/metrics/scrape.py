@@ -235,6 +235,14 @@ def _engine(to: Families, stats: EngineStats, live: Live) -> None:
         "retractions", "Running requests sent back for their pages.", stats.retractions,
         vllm="num_preemptions",
     )  # fmt: skip
+    if stats.host.capacity:
+        to.counters(
+            "host_cache_copied_tokens", "Between the prefix cache's tiers; out: to the host's.",
+            [
+                ({"direction": "out"}, stats.host.written * stats.page_size),
+                ({"direction": "in"}, stats.host.loaded * stats.page_size),
+            ],
+        )  # fmt: skip
     idle = None if live.steps is None else live.steps.idle_share
     to.gauge("device_idle_ratio", "Of the last seconds without a step under way.", idle)
 

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.core import EngineStats
+from engine.prefix_cache import HostCounts
 from engine.request import Delta, Finish, SamplingParams
 from httpd.traces import Traces
 from runtime.live import Latency, Live, Load, Quantiles, Throughput, Tier
@@ -186,8 +188,8 @@ def test_live_and_timeline(server: ServerProcess) -> None:
 # A scrape on its own
 
 
-def sources(log: RequestLog) -> Sources:
-    return Sources(log, Traces(), lambda: None, lambda: {"deltas": 3}, lambda: {"version": "0"})
+def sources(log: RequestLog, stats: EngineStats | None = None) -> Sources:
+    return Sources(log, Traces(), lambda: stats, lambda: {"deltas": 3}, lambda: {"version": "0"})
 
 
 def live_now() -> Live:
@@ -226,6 +228,22 @@ def test_both_tiers_of_the_cache_are_told() -> None:
     assert told("plait_prefix_cache_hit_tokens_total", tier="device") == 256
     assert told("plait_prefix_cache_hit_tokens_total", tier="host") == 64
     assert told("vllm:prefix_cache_hits_total") == 320
+
+
+def test_copies_between_the_tiers_are_told_in_tokens() -> None:
+    stats = EngineStats(
+        running=0, waiting=0, free_pages=50, cached_pages=50, evictable_pages=50, total_pages=100,
+        page_size=16, steps=1, retractions=0, host_s=0.0,
+        host=HostCounts(cached=40, capacity=400, written=60, loaded=7),
+    )  # fmt: skip
+    told, plain = (
+        Metrics(exposition(sources(RequestLog(), each), live_now()).decode())
+        for each in (stats, replace(stats, host=HostCounts()))
+    )
+    name = "plait_host_cache_copied_tokens_total"
+    assert told(name, direction="out") == 60 * 16
+    assert told(name, direction="in") == 7 * 16
+    assert name not in plain.names  # there is no such tier
 
 
 def test_a_scrape_takes_no_longer_with_many_requests() -> None:
