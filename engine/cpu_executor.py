@@ -29,9 +29,6 @@ class FinishedStep:
     token_ids: Int32Array
     scores: StepScores
 
-    def is_done_no_sync(self) -> bool:
-        return True
-
     def wait_tokens_sync(self) -> Int32Array:
         return self.token_ids
 

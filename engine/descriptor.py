@@ -4,7 +4,8 @@ It is what is copied to the GPU, what rank 0 broadcasts, and what a test prints.
 only: a device keeps its rows' state between steps.
 
 Guarantees
-- Sections follow the header in the order of `Section`; each is a C-contiguous int32 array.
+- Sections follow the header in the order of `StepDescriptor._parts`; each is a C-contiguous int32
+  array.
 - A row's `joined` entry precedes or accompanies its first use; `page_writes` are applied before the
   step's tokens are computed; an entry never names the dummy row.
 

@@ -13,13 +13,10 @@ from engine.request import Int32Array
 class LaunchedStep(Protocol):
     """One step in flight. Owned by the engine thread."""
 
-    def is_done_no_sync(self) -> bool:
-        """True once its token ids are on the host and every page it reads or writes is idle."""
-        ...
-
     def wait_tokens_sync(self) -> Int32Array:
-        """Blocks until done. [sampled] int32: first the prefill segments that sample, in the
-        descriptor's order, then its decode rows in order."""
+        """Blocks until done: its token ids are on the host, and every page that it reads or writes
+        is idle. [sampled] int32: first the prefill segments that sample, in the descriptor's order,
+        then its decode rows in order."""
         ...
 
     def wait_logprobs_sync(self) -> StepLogprobs | None:

@@ -82,9 +82,6 @@ class CollectedStep:
         self._scores = scores
         self._ids = np.empty(0, np.int32)
 
-    def is_done_no_sync(self) -> bool:
-        return self._host is None or self._event.query()
-
     def wait_tokens_sync(self) -> Int32Array:
         """[sampled] int32, the caller's own. May be asked for again."""
         if self._host is not None:

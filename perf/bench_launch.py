@@ -43,9 +43,6 @@ class NoEvent:
 
     def record(self, stream: Stream) -> None: ...
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self) -> None: ...
 
 

@@ -41,9 +41,6 @@ class EchoStep:
     def __init__(self, tokens: Int32Array) -> None:
         self._tokens = tokens
 
-    def is_done_no_sync(self) -> bool:
-        return True
-
     def wait_tokens_sync(self) -> Int32Array:
         return self._tokens
 

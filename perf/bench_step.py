@@ -48,9 +48,6 @@ class TimedStep:
     def __init__(self, step: LaunchedStep, owner: "TimedExecutor") -> None:
         self._step, self._owner = step, owner
 
-    def is_done_no_sync(self) -> bool:
-        return self._step.is_done_no_sync()
-
     def wait_tokens_sync(self) -> Int32Array:
         begun = time.perf_counter()
         ids = self._step.wait_tokens_sync()

@@ -96,9 +96,6 @@ class FakeStep:
     read_pages: dict[int, int] = field(default_factory=dict)  # page → row that reads or writes it
     logprobs: StepLogprobs | None = None
 
-    def is_done_no_sync(self) -> bool:
-        return True
-
     def wait_tokens_sync(self) -> Int32Array:
         assert self.executor.in_flight.popleft() is self, "steps are committed out of order"
         return self.tokens

@@ -21,9 +21,6 @@ class HostEvent:
     def record(self, stream: Stream) -> None:
         self.recorded += 1
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self) -> None:
         """Everything recorded is done."""
 
