@@ -22,10 +22,10 @@ from perf.results import save
 from runtime.insight import InsightRings, ServerInsight
 from runtime.latest import Latest
 from runtime.lifecycle import Lifecycle
-from runtime.messages import Begun
 from runtime.metrics.scrape import Sources, exposition
 from runtime.queue_limit import QueueCounts, QueueLimit
 from runtime.request_log import RequestLog
+from tests.fakes_requests import started
 
 STEPS_A_SECOND = 200
 RUNNING = 1000
@@ -37,7 +37,7 @@ def busy_log(running: int) -> tuple[RequestLog, float]:
     params = (SamplingParams(max_new_tokens=10_000),)
     for number in range(running):
         log.open((number,), params, None, now_s)
-        log.start(Begun(number, 100, now_s, now_s))
+        log.start(started(number, 100, now_s, now_s))
     steps = 10 * STEPS_A_SECOND
     told = [Delta(number, "x", (1,), Finish.NONE, 1, 0) for number in range(running)]
     begun = time.thread_time()

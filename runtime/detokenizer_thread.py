@@ -10,7 +10,7 @@ from typing import Protocol
 from engine.request import Delta, Started, StepOutput
 from runtime.channel import Receiver, Sender
 from runtime.inbox import Inbox, Wakeup
-from runtime.messages import Begun, StepDeltas
+from runtime.messages import StepDeltas
 from runtime.request_ids import loop_of
 from runtime.worker import TICK_S, Pulse
 
@@ -68,8 +68,7 @@ class DetokenizerLoop:
         for request_id in text.stop_matched:
             pulse.push(self._rings.stops, request_id)
         if text.deltas:
-            begun = tuple(map(_begun, output.started)) if output.started else ()
-            self._push(StepDeltas(text.deltas, begun, output.made_s), pulse)
+            self._push(StepDeltas(text.deltas, output.started, output.made_s), pulse)
 
     def _push(self, step: StepDeltas, pulse: Pulse) -> None:
         """To each loop what its requests are told."""
@@ -78,17 +77,12 @@ class DetokenizerLoop:
             pulse.push(self._rings.deltas[0], step)
             return
         deltas: list[list[Delta]] = [[] for _ in range(loops)]
-        begun: list[list[Begun]] = [[] for _ in range(loops)]
+        started: list[list[Started]] = [[] for _ in range(loops)]
         for delta in step.deltas:
             deltas[loop_of(delta.request_id, loops)].append(delta)
-        for each in step.begun:
-            begun[loop_of(each.request_id, loops)].append(each)
+        for each in step.started:
+            started[loop_of(each.request.id, loops)].append(each)
         for loop, ring in enumerate(self._rings.deltas):
             if deltas[loop]:
-                part = StepDeltas(tuple(deltas[loop]), tuple(begun[loop]), step.made_s)
+                part = StepDeltas(tuple(deltas[loop]), tuple(started[loop]), step.made_s)
                 pulse.push(ring, part)
-
-
-def _begun(started: Started) -> Begun:
-    request = started.request
-    return Begun(request.id, len(request.prompt_ids), started.queued_s, started.begun_s)

@@ -5,7 +5,7 @@ What the engine and the detokenizer exchange is in engine.request. All are froze
 
 from dataclasses import dataclass, field
 
-from engine.request import CompiledGrammar, Delta
+from engine.request import CompiledGrammar, Delta, Started
 from httpd.service import Job, ModelCard
 
 
@@ -43,21 +43,11 @@ Verdict = Accepted | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A request got its first token; the engine's times of it, time.monotonic()."""
-
-    request_id: int
-    prompt_tokens: int
-    queued_s: float
-    begun_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class StepDeltas:
     """What one step adds to its responses."""
 
     deltas: tuple[Delta, ...]
-    begun: tuple[Begun, ...] = ()  # those whose first delta is among them
+    started: tuple[Started, ...] = ()  # those whose first delta is among them
     made_s: float = 0.0  # time.monotonic() when the engine had the step's tokens
 
 

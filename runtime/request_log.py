@@ -18,10 +18,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from engine.request import Delta, Finish, SamplingParams
+from engine.request import Delta, Finish, SamplingParams, Started
 from httpd.traces import Trace
 from runtime.live import MOST_REQUESTS, Latency, RunningRequest, Throughput
-from runtime.messages import Begun
 from runtime.metrics.histogram import Histogram, PerSecond, Recent
 
 # Each bound is a line of text in every scrape, twice where vLLM has the same histogram.
@@ -163,13 +162,13 @@ class RequestLog:
         """It goes no further; its trace tells why, and counts it."""
         self.alive.pop(request_id, None)
 
-    def start(self, begun: Begun) -> None:
+    def start(self, started: Started) -> None:
         """The engine's word of a request whose first delta comes next; its acceptance may come
         later, since it takes another way."""
-        tracked = self.alive.get(begun.request_id)
+        tracked = self.alive.get(started.request.id)
         if tracked is not None:
-            tracked.prompt_tokens = begun.prompt_tokens
-            tracked.queued_s, tracked.begun_s = begun.queued_s, begun.begun_s
+            tracked.prompt_tokens = len(started.request.prompt_ids)
+            tracked.queued_s, tracked.begun_s = started.queued_s, started.begun_s
 
     def take(self, deltas: Iterable[Delta], made_s: float, now_s: float) -> None:
         """What a step added.

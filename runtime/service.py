@@ -178,8 +178,8 @@ class ThreadedService:
             for verdict in verdicts:
                 self._on_verdict(verdict)
         for step in self._rings.deltas.pop_all():
-            for begun in step.begun:
-                self._requests.start(begun)
+            for started in step.started:
+                self._requests.start(started)
             self._requests.take(step.deltas, step.made_s, time.monotonic())
             for delta in step.deltas:
                 self._on_delta(delta)

@@ -4,9 +4,9 @@ import threading
 
 from engine.request import Delta, Finish, SamplingParams
 from httpd.traces import Traces
-from runtime.messages import Begun
 from runtime.metrics.merged import merged_logs, merged_traces, youngest_trace
 from runtime.request_log import RequestLog
+from tests.fakes_requests import started
 
 PARAMS = SamplingParams(max_new_tokens=8)
 
@@ -15,7 +15,7 @@ def answer(log: RequestLog, request_id: int, at_s: float, tokens: int) -> None:
     """A whole request in one step."""
     log.open([request_id], [PARAMS], None, at_s)
     log.accept(request_id, 5, at_s + 0.1)
-    log.start(Begun(request_id, 5, at_s + 0.2, at_s + 0.3))
+    log.start(started(request_id, 5, at_s + 0.2, at_s + 0.3))
     delta = Delta(request_id, "x", (1,) * tokens, Finish.STOP, tokens, 2)
     log.take([delta], at_s + 0.4, at_s + 0.5)
 

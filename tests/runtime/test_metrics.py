@@ -18,10 +18,10 @@ from engine.prefix_cache import HostCounts
 from engine.request import Delta, Finish, SamplingParams
 from httpd.traces import Traces
 from runtime.live import Latency, Live, Load, Quantiles, Throughput, Tier
-from runtime.messages import Begun
 from runtime.metrics.scrape import Sources, exposition
 from runtime.request_log import RequestLog
 from tests.fakes_insight import H200
+from tests.fakes_requests import started
 from tests.server_process import SOON_S, ServerProcess, body, serving
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "plait.json"
@@ -218,7 +218,7 @@ def test_labels_are_escaped_and_gpus_told() -> None:
 def test_both_tiers_of_the_cache_are_told() -> None:
     log = RequestLog()
     log.open((1,), (SamplingParams(max_new_tokens=9),), None, 0.0)
-    log.start(Begun(1, 500, 0.0, 0.0))
+    log.start(started(1, 500, 0.0, 0.0))
     log.take([Delta(1, "x", (1,), Finish.NONE, 1, 320, host_tokens=64)], 1.0, 1.0)
     live = replace(live_now(), kv=Tier(1000, 400, 300, 300), host_kv=Tier(8000, 0, 2000, 6000))
     told = Metrics(exposition(sources(log), live).decode())
@@ -252,7 +252,7 @@ def test_a_scrape_takes_no_longer_with_many_requests() -> None:
     params = (SamplingParams(max_new_tokens=9),)
     for number in range(1000):
         log.open((number,), params, None, 0.0)
-        log.start(Begun(number, 5, 0.0, 0.0))
+        log.start(started(number, 5, 0.0, 0.0))
     log.take([Delta(n, "x", (1,), Finish.NONE, 1, 0) for n in range(1000)], 1.0, 1.0)
     empty, full = (exposition(sources(each), live_now()) for each in (RequestLog(), log))
     assert len(full.splitlines()) == len(empty.splitlines())

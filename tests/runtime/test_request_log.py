@@ -6,9 +6,9 @@ import pytest
 
 from engine.request import Delta, Finish, SamplingParams
 from httpd.traces import Traces
-from runtime.messages import Begun
 from runtime.metrics.histogram import Histogram
 from runtime.request_log import RequestLog
+from tests.fakes_requests import started
 
 PARAMS = SamplingParams(max_new_tokens=8)
 
@@ -25,7 +25,7 @@ def test_a_requests_time_is_the_sum_of_its_phases() -> None:
     log = RequestLog()
     log.open((1,), (PARAMS,), None, 100.0)
     log.accept(1, 5, 100.5)
-    log.start(Begun(1, 5, queued_s=101.0, begun_s=103.0))
+    log.start(started(1, 5, queued_s=101.0, begun_s=103.0))
     log.take([delta(1, 1)], 107.0, 107.25)
     log.take([delta(1, 2)], 115.0, 115.5)
     log.take([delta(1, 3, Finish.STOP)], 123.0, 123.125)
@@ -43,7 +43,7 @@ def test_a_requests_time_is_the_sum_of_its_phases() -> None:
 def test_a_first_token_may_come_before_the_acceptance() -> None:
     log = RequestLog()
     log.open((1,), (PARAMS,), None, 0.0)
-    log.start(Begun(1, 5, 1.0, 1.0))
+    log.start(started(1, 5, 1.0, 1.0))
     log.take([delta(1, 1)], 2.0, 2.0)
     log.accept(1, 5, 0.5)
     assert log.prompt_tokens == 5 and log.alive[1].encoded_s == 0.5
@@ -72,7 +72,7 @@ def test_counts_are_those_of_the_clients() -> None:
         now_s += rng.choice([0.01, 0.01, 0.02])
         request_id = step + 1
         log.open((request_id,), (PARAMS,), None, now_s)
-        log.start(Begun(request_id, 4, now_s, now_s))
+        log.start(started(request_id, 4, now_s, now_s))
         made[request_id] = 0
         deltas = []
         for each in list(made):
@@ -101,7 +101,7 @@ def test_phases() -> None:
         log.open((number,), (PARAMS,), None, 10.0)
     for number in (2, 3, 4):
         log.accept(number, 6, 10.0)
-    log.start(Begun(4, 6, 10.0, 10.0))
+    log.start(started(4, 6, 10.0, 10.0))
     log.take([delta(4, 1)], 11.0, 11.0)
     told = {each.phase: each for each in log.running([3], 12.0)}
     assert list(told) == ["encoding", "waiting", "prefill", "decode"]
@@ -114,7 +114,7 @@ def test_a_requests_timeline_is_found_by_both_of_its_ids() -> None:
     with traces.entry("mine", "/v1/completions") as trace:
         trace.response_id = "cmpl-1"
         log.open((1, 2), (PARAMS,) * 2, trace, trace.received_s + 1)
-        log.start(Begun(1, 6, trace.received_s + 2, trace.received_s + 3))
+        log.start(started(1, 6, trace.received_s + 2, trace.received_s + 3))
         log.take([delta(1, 1)], trace.received_s + 4, trace.received_s + 5)
         assert traces.find("mine") is trace is traces.find("cmpl-1")
         assert log.running((), trace.received_s + 6)[0].id == "cmpl-1"
