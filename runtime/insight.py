@@ -33,6 +33,7 @@ from runtime.queue_limit import QueueLimit
 from runtime.request_log import RequestLog
 
 _NOTHING: Final = Quantiles(0, None, None, None, None)
+_NO_LATENCY: Final = Latency(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class ServerInsight:
     async def metrics(self) -> bytes:
         live = self._live(brief=True)
         sources = Sources(
-            merged_logs(self._logs), merged_traces(self._traces),
+            merged_logs(self._logs).tally, merged_traces(self._traces),
             lambda: self._rings.stats.value, self._rings.depths, self._facts,
         )  # fmt: skip
         return await asyncio.to_thread(exposition, sources, live)
@@ -114,7 +115,6 @@ class ServerInsight:
         now_s, log = time.monotonic(), merged_logs(self._logs)
         stats, sample = self._rings.stats.value, self._rings.sample.value
         card = self._lifecycle.card
-        latency = Latency(_NOTHING, _NOTHING, _NOTHING, _NOTHING) if brief else log.latency(now_s)
         prefilling = () if stats is None else stats.prefilling
         return Live(
             at_s=time.time(),
@@ -124,8 +124,8 @@ class ServerInsight:
             gil_enabled=is_gil_enabled(),
             model=None if card is None else card.id,
             window_s=WINDOW_S,
-            throughput=log.throughput(now_s),
-            latency=latency,
+            throughput=log.tally.throughput(now_s),
+            latency=_NO_LATENCY if brief else log.tally.latency(now_s),
             load=self._load(stats, log),
             kv=None if stats is None else _kv_tier(stats),
             host_kv=None if stats is None else _host_tier(stats),

@@ -13,36 +13,15 @@ Rules
 Knows neither routes nor rings.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from engine.request import Delta, Finish, SamplingParams, Started
 from httpd.traces import Trace
-from runtime.live import MOST_REQUESTS, Latency, RunningRequest, Throughput
-from runtime.metrics.histogram import Histogram, PerSecond, Recent
+from runtime.live import MOST_REQUESTS, RunningRequest
+from runtime.metrics.tally import Tally
 
-# Each bound is a line of text in every scrape, twice where vLLM has the same histogram.
-FIRST_TOKEN_BOUNDS_S: Final = (
-    0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-TOKEN_BOUNDS_S: Final = (
-    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0,
-)  # fmt: skip
-REQUEST_BOUNDS_S: Final = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0,
-    960.0,
-)  # fmt: skip
-SIZE_BOUNDS: Final = (
-    1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
-)  # fmt: skip
-_HISTOGRAMS: Final = (
-    "ttft", "itl", "token_time", "queue", "prefill", "decode", "front_end", "e2e", "prompt_sizes",
-    "output_sizes", "max_tokens", "choices",
-)  # fmt: skip
-_COUNTS: Final = ("prompt_tokens", "cached_tokens", "host_tokens", "output_tokens")
-_RECENT: Final = ("_recent_ttft", "_recent_itl", "_recent_queue", "_recent_e2e")
 _FINISH_NAMES: Final = {each: each.name.lower() for each in Finish}
 
 
@@ -99,42 +78,12 @@ class Tracked:
 
 
 class RequestLog:
-    """Requests under way, and what those before them took. Owned by its HTTP loop; other threads
-    may read histograms and counters."""
+    """Requests under way, and what all came to. Owned by its HTTP loop; any thread may read the
+    tally."""
 
     def __init__(self) -> None:
         self.alive: dict[int, Tracked] = {}  # in order of arrival
-        self.ttft = Histogram(FIRST_TOKEN_BOUNDS_S)
-        self.itl = Histogram(TOKEN_BOUNDS_S)
-        self.token_time = Histogram(TOKEN_BOUNDS_S)  # decode time over tokens but the first
-        self.queue = Histogram(REQUEST_BOUNDS_S)
-        self.prefill = Histogram(REQUEST_BOUNDS_S)
-        self.decode = Histogram(REQUEST_BOUNDS_S)
-        self.front_end = Histogram(REQUEST_BOUNDS_S)
-        self.e2e = Histogram(REQUEST_BOUNDS_S)
-        self.prompt_sizes = Histogram(SIZE_BOUNDS)
-        self.output_sizes = Histogram(SIZE_BOUNDS)
-        self.max_tokens = Histogram(SIZE_BOUNDS)
-        self.choices = Histogram(SIZE_BOUNDS)
-        self.prompt_tokens = 0  # of requests that got their first token
-        self.cached_tokens = 0
-        self.host_tokens = 0  # of the cached ones, from host memory
-        self.output_tokens = 0
-        self.finished: Counter[str] = Counter()  # by reason
-        self._recent_ttft, self._recent_itl = Recent(), Recent()
-        self._recent_queue, self._recent_e2e = Recent(), Recent()
-        self._per_second = PerSecond(4)
-
-    def add(self, other: "RequestLog") -> None:
-        """Takes in what another loop's log has counted, but for requests that are alive."""
-        for name in _HISTOGRAMS:
-            getattr(self, name).add(getattr(other, name))
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.finished.update(dict(other.finished))
-        for name in _RECENT:
-            getattr(self, name).add_all(getattr(other, name))
-        self._per_second.add_all(other._per_second)
+        self.tally = Tally()
 
     # A request's way
 
@@ -146,7 +95,7 @@ class RequestLog:
         now_s: float,
     ) -> None:
         """Requests that share a prompt are on their way."""
-        self.choices.observe(len(ids))
+        self.tally.choices.observe(len(ids))
         for request_id, each in zip(ids, params, strict=True):
             tracked = Tracked(request_id, each, trace, now_s)
             self.alive[request_id] = tracked
@@ -197,56 +146,59 @@ class RequestLog:
                 self._end(tracked, delta.finish, now_s)
         self._gaps(gap_s, gap_tokens, now_s)
         if made:
-            self.output_tokens += made
-            self._per_second.add(now_s, 0, 0, 0, made)
+            self.tally.output_tokens += made
+            self.tally.per_second.add(now_s, 0, 0, 0, made)
 
     def forget_all(self) -> None:
         """The server failed: nobody will hear of what was under way."""
         self.alive.clear()
 
     def _first(self, tracked: Tracked, delta: Delta, made_s: float, now_s: float) -> None:
+        tally = self.tally
         tracked.first_s = made_s
         tracked.cached_tokens = delta.cached_tokens
         prompt_tokens = tracked.prompt_tokens or 0
-        self.prompt_tokens += prompt_tokens
-        self.cached_tokens += delta.cached_tokens
-        self.host_tokens += delta.host_tokens
-        self._per_second.add(now_s, 0, prompt_tokens, delta.cached_tokens, 0)
+        tally.prompt_tokens += prompt_tokens
+        tally.cached_tokens += delta.cached_tokens
+        tally.host_tokens += delta.host_tokens
+        tally.per_second.add(now_s, 0, prompt_tokens, delta.cached_tokens, 0)
         ttft_s = now_s - tracked.received_s
-        self.ttft.observe(ttft_s)
-        self._recent_ttft.add(now_s, ttft_s)
+        tally.ttft.observe(ttft_s)
+        tally.recent_ttft.add(now_s, ttft_s)
         if tracked.begun_s is not None and tracked.queued_s is not None:
-            self._recent_queue.add(now_s, tracked.begun_s - tracked.queued_s)
+            tally.recent_queue.add(now_s, tracked.begun_s - tracked.queued_s)
 
     def _gaps(self, gap_s: float, tokens: int, now_s: float) -> None:
         """So many tokens came so long after the one before them."""
         if tokens:
-            self.itl.observe(gap_s, tokens)
-            self._recent_itl.add(now_s, gap_s, tokens)
+            self.tally.itl.observe(gap_s, tokens)
+            self.tally.recent_itl.add(now_s, gap_s, tokens)
 
     def _end(self, tracked: Tracked, finish: Finish, now_s: float) -> None:
+        tally = self.tally
         del self.alive[tracked.id]
         tracked.finish = finish
-        self.finished[_FINISH_NAMES[finish]] += 1
-        self._per_second.add(now_s, 1, 0, 0, 0)
-        self.prompt_sizes.observe(tracked.prompt_tokens or 0)
-        self.output_sizes.observe(tracked.output_tokens)
-        self.max_tokens.observe(tracked.max_tokens)
+        tally.finished[_FINISH_NAMES[finish]] += 1
+        tally.per_second.add(now_s, 1, 0, 0, 0)
+        tally.prompt_sizes.observe(tracked.prompt_tokens or 0)
+        tally.output_sizes.observe(tracked.output_tokens)
+        tally.max_tokens.observe(tracked.max_tokens)
         if tracked.first_s is not None and tracked.begun_s is not None:
             self._measure(tracked, now_s)
 
     def _measure(self, tracked: Tracked, now_s: float) -> None:
         queued_s, begun_s, first_s = tracked.queued_s, tracked.begun_s, tracked.first_s
         assert queued_s is not None and begun_s is not None and first_s is not None
+        tally = self.tally
         decode_s, e2e_s = tracked.last_s - first_s, tracked.sent_s - tracked.received_s
-        self.queue.observe(begun_s - queued_s)
-        self.prefill.observe(first_s - begun_s)
-        self.decode.observe(decode_s)
-        self.front_end.observe(queued_s - tracked.received_s + tracked.sent_s - tracked.last_s)
-        self.e2e.observe(e2e_s)
-        self._recent_e2e.add(now_s, e2e_s)
+        tally.queue.observe(begun_s - queued_s)
+        tally.prefill.observe(first_s - begun_s)
+        tally.decode.observe(decode_s)
+        tally.front_end.observe(queued_s - tracked.received_s + tracked.sent_s - tracked.last_s)
+        tally.e2e.observe(e2e_s)
+        tally.recent_e2e.add(now_s, e2e_s)
         if tracked.output_tokens > 1:
-            self.token_time.observe(decode_s / (tracked.output_tokens - 1))
+            tally.token_time.observe(decode_s / (tracked.output_tokens - 1))
 
     # What GET /live asks
 
@@ -254,13 +206,6 @@ class RequestLog:
     def encoding(self) -> int:
         """Requests that no thread behind the tokenizers has told of."""
         return sum(each.prompt_tokens is None for each in self.alive.values())
-
-    def throughput(self, now_s: float) -> Throughput:
-        return Throughput(*self._per_second.rates(now_s))
-
-    def latency(self, now_s: float) -> Latency:
-        recent = (self._recent_ttft, self._recent_itl, self._recent_queue, self._recent_e2e)
-        return Latency(*(each.quantiles(now_s) for each in recent))
 
     def running(self, prefilling: Iterable[int], now_s: float) -> tuple[RunningRequest, ...]:
         """The oldest MOST_REQUESTS that are not over.

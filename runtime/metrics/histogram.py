@@ -27,7 +27,7 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
-    def add(self, other: "Histogram") -> None:
+    def add_all(self, other: "Histogram") -> None:
         """Takes in another of the same bounds, in which its owner may be counting."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts.copy(), strict=True)]
         self.total += other.total

@@ -18,7 +18,7 @@ def merged_logs(logs: Sequence[RequestLog]) -> RequestLog:
         return logs[0]
     merged = RequestLog()
     for log in logs:
-        merged.add(log)
+        merged.tally.add(log.tally)
     by_age = attrgetter("submitted_s")
     alive = heapq.merge(*([*log.alive.copy().values()] for log in logs), key=by_age)
     merged.alive = {each.id: each for each in alive}

@@ -19,15 +19,15 @@ from runtime.capacity.warn import CODES
 from runtime.live import Live
 from runtime.metrics.families import Families
 from runtime.metrics.histogram import Histogram
+from runtime.metrics.tally import Tally
 from runtime.metrics.thread_times import thread_seconds
-from runtime.request_log import RequestLog
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where a scrape looks. Each value is read whole; nothing here is written."""
 
-    requests: RequestLog
+    tally: Tally
     traces: Traces
     stats: Callable[[], EngineStats | None]
     ring_depths: Callable[[], Mapping[str, int]]
@@ -52,9 +52,9 @@ def exposition(sources: Sources, live: Live) -> bytes:
     families = Families(live.model)
     _server(families, sources, live)
     _load(families, live)
-    _requests(families, sources.requests)
-    _latencies(families, sources.requests)
-    _endings(families, sources.requests, sources.traces)
+    _requests(families, sources.tally)
+    _latencies(families, sources.tally)
+    _endings(families, sources.tally, sources.traces)
     stats = sources.stats()
     if stats is not None:
         _engine(families, stats, live)
@@ -125,82 +125,83 @@ def _load(to: Families, live: Live) -> None:
         )  # fmt: skip
 
 
-def _requests(to: Families, log: RequestLog) -> None:
+def _requests(to: Families, tally: Tally) -> None:
     to.counter(
-        "prompt_tokens", "Of requests that got their first token.", log.prompt_tokens,
+        "prompt_tokens", "Of requests that got their first token.", tally.prompt_tokens,
         vllm="prompt_tokens",
     )  # fmt: skip
     to.counter(
-        "output_tokens", "Sent to clients.", log.output_tokens, vllm="generation_tokens"
+        "output_tokens", "Sent to clients.", tally.output_tokens, vllm="generation_tokens"
     )  # fmt: skip
     to.counter(
         "prefix_cache_queried_tokens", "Prompt tokens looked for in the prefix cache.",
-        log.prompt_tokens, vllm="prefix_cache_queries",
+        tally.prompt_tokens, vllm="prefix_cache_queries",
     )  # fmt: skip
     to.counters(
         "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.",
         [
-            ({"tier": "device"}, log.cached_tokens - log.host_tokens),
-            ({"tier": "host"}, log.host_tokens),
+            ({"tier": "device"}, tally.cached_tokens - tally.host_tokens),
+            ({"tier": "host"}, tally.host_tokens),
         ],
     )  # fmt: skip
     to.theirs_counter(
-        "prefix_cache_hits", "Prompt tokens found in the prefix cache.", log.cached_tokens
+        "prefix_cache_hits", "Prompt tokens found in the prefix cache.", tally.cached_tokens
     )
     to.histogram(
-        "request_prompt_tokens", "Of requests that ended.", log.prompt_sizes,
+        "request_prompt_tokens", "Of requests that ended.", tally.prompt_sizes,
         vllm="request_prompt_tokens",
     )  # fmt: skip
     to.histogram(
-        "request_output_tokens", "Of requests that ended.", log.output_sizes,
+        "request_output_tokens", "Of requests that ended.", tally.output_sizes,
         vllm="request_generation_tokens",
     )  # fmt: skip
     to.histogram(
-        "request_max_tokens", "What requests allowed.", log.max_tokens,
+        "request_max_tokens", "What requests allowed.", tally.max_tokens,
         vllm="request_params_max_tokens",
     )  # fmt: skip
     to.histogram(
-        "request_choices", "Generations that share a prompt.", log.choices, vllm="request_params_n"
+        "request_choices", "Generations that share a prompt.", tally.choices,
+        vllm="request_params_n",
     )  # fmt: skip
 
 
-def _latencies(to: Families, log: RequestLog) -> None:
+def _latencies(to: Families, tally: Tally) -> None:
     to.histogram(
-        "time_to_first_token_seconds", "From a request's arrival to its first token.", log.ttft,
+        "time_to_first_token_seconds", "From a request's arrival to its first token.", tally.ttft,
         vllm="time_to_first_token_seconds",
     )  # fmt: skip
     to.histogram(
-        "inter_token_latency_seconds", "Between two tokens of a request.", log.itl,
+        "inter_token_latency_seconds", "Between two tokens of a request.", tally.itl,
         vllm="inter_token_latency_seconds",
     )  # fmt: skip
     to.histogram(
         "request_time_per_output_token_seconds", "Mean of a request, without its first token.",
-        log.token_time, vllm="request_time_per_output_token_seconds",
+        tally.token_time, vllm="request_time_per_output_token_seconds",
     )  # fmt: skip
     to.histogram(
-        "request_seconds", "From arrival to last token.", log.e2e,
+        "request_seconds", "From arrival to last token.", tally.e2e,
         vllm="e2e_request_latency_seconds",
     )  # fmt: skip
     to.histogram(
-        "request_queue_seconds", "In the engine, before it had a row.", log.queue,
+        "request_queue_seconds", "In the engine, before it had a row.", tally.queue,
         vllm="request_queue_time_seconds",
     )  # fmt: skip
     to.histogram(
-        "request_prefill_seconds", "From its row to its first token.", log.prefill,
+        "request_prefill_seconds", "From its row to its first token.", tally.prefill,
         vllm="request_prefill_time_seconds",
     )  # fmt: skip
     to.histogram(
-        "request_decode_seconds", "From its first token to its last.", log.decode,
+        "request_decode_seconds", "From its first token to its last.", tally.decode,
         vllm="request_decode_time_seconds",
     )  # fmt: skip
     to.histogram(
         "request_front_end_seconds", "Outside of the engine: HTTP, text and threads.",
-        log.front_end,
+        tally.front_end,
     )  # fmt: skip
 
 
-def _endings(to: Families, log: RequestLog, traces: Traces) -> None:
-    finished = dict(log.finished)
+def _endings(to: Families, tally: Tally, traces: Traces) -> None:
+    finished = dict(tally.finished)
     to.counters(
         "requests_finished", "By why they ended.",
         [({"reason": reason}, count) for reason, count in finished.items()],

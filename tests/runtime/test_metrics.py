@@ -189,7 +189,8 @@ def test_live_and_timeline(server: ServerProcess) -> None:
 
 
 def sources(log: RequestLog, stats: EngineStats | None = None) -> Sources:
-    return Sources(log, Traces(), lambda: stats, lambda: {"deltas": 3}, lambda: {"version": "0"})
+    depths = {"deltas": 3}
+    return Sources(log.tally, Traces(), lambda: stats, lambda: depths, lambda: {"version": "0"})
 
 
 def live_now() -> Live:

@@ -30,14 +30,15 @@ def test_a_requests_time_is_the_sum_of_its_phases() -> None:
     log.take([delta(1, 2)], 115.0, 115.5)
     log.take([delta(1, 3, Finish.STOP)], 123.0, 123.125)
     assert not log.alive
-    assert (log.queue.total, log.prefill.total, log.decode.total) == (2.0, 4.0, 16.0)
-    assert log.front_end.total == 1.0 + 0.125
-    assert log.e2e.total == 23.125 == 2.0 + 4.0 + 16.0 + 1.125
-    assert log.ttft.total == 7.25
-    assert (count(log.itl), log.itl.total) == (2, 8.25 + 7.625)
-    assert log.token_time.total == 8.0
-    assert (log.prompt_tokens, log.cached_tokens, log.output_tokens) == (5, 3, 3)
-    assert log.finished == {"stop": 1}
+    tally = log.tally
+    assert (tally.queue.total, tally.prefill.total, tally.decode.total) == (2.0, 4.0, 16.0)
+    assert tally.front_end.total == 1.0 + 0.125
+    assert tally.e2e.total == 23.125 == 2.0 + 4.0 + 16.0 + 1.125
+    assert tally.ttft.total == 7.25
+    assert (count(tally.itl), tally.itl.total) == (2, 8.25 + 7.625)
+    assert tally.token_time.total == 8.0
+    assert (tally.prompt_tokens, tally.cached_tokens, tally.output_tokens) == (5, 3, 3)
+    assert tally.finished == {"stop": 1}
 
 
 def test_a_first_token_may_come_before_the_acceptance() -> None:
@@ -46,7 +47,7 @@ def test_a_first_token_may_come_before_the_acceptance() -> None:
     log.start(started(1, 5, 1.0, 1.0))
     log.take([delta(1, 1)], 2.0, 2.0)
     log.accept(1, 5, 0.5)
-    assert log.prompt_tokens == 5 and log.alive[1].encoded_s == 0.5
+    assert log.tally.prompt_tokens == 5 and log.alive[1].encoded_s == 0.5
 
 
 def test_who_ends_without_a_token_is_counted_and_not_measured() -> None:
@@ -57,9 +58,10 @@ def test_who_ends_without_a_token_is_counted_and_not_measured() -> None:
     log.refuse(2)
     log.refuse(3)
     log.take([delta(9, 1)], 1.0, 1.0)  # of nobody
-    assert not log.alive and log.finished == {"abort": 1}
-    assert count(log.e2e) == count(log.ttft) == log.output_tokens == 0
-    assert (count(log.choices), log.choices.total) == (1, 3.0)
+    tally = log.tally
+    assert not log.alive and tally.finished == {"abort": 1}
+    assert count(tally.e2e) == count(tally.ttft) == tally.output_tokens == 0
+    assert (count(tally.choices), tally.choices.total) == (1, 3.0)
 
 
 def test_counts_are_those_of_the_clients() -> None:
@@ -86,13 +88,14 @@ def test_counts_are_those_of_the_clients() -> None:
         log.take(deltas, now_s, now_s)
     assert set(log.alive) == set(made)
     tokens = [count for count, _ in ended.values()] + list(made.values())
-    assert log.output_tokens == sum(tokens)
-    assert count(log.ttft) == len(tokens)
-    assert count(log.itl) == gaps
-    assert count(log.e2e) == count(log.output_sizes) == len(ended)
-    assert log.output_sizes.total == sum(count for count, _ in ended.values())
+    tally = log.tally
+    assert tally.output_tokens == sum(tokens)
+    assert count(tally.ttft) == len(tokens)
+    assert count(tally.itl) == gaps
+    assert count(tally.e2e) == count(tally.output_sizes) == len(ended)
+    assert tally.output_sizes.total == sum(count for count, _ in ended.values())
     for reason in (Finish.STOP, Finish.LENGTH):
-        assert log.finished[reason.name.lower()] == [f for _, f in ended.values()].count(reason)
+        assert tally.finished[reason.name.lower()] == [f for _, f in ended.values()].count(reason)
 
 
 def test_phases() -> None:
