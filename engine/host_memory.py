@@ -13,15 +13,22 @@ _OWN_GROUP: Final = Path("/proc/self/cgroup")
 _GROUPS: Final = Path("/sys/fs/cgroup")
 
 
-def available_bytes() -> int:
+def available_bytes(meminfo: Path = _MEMINFO) -> int:
     """Memory that could be taken: what is free, and what files are merely cached in."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _MEMINFO.read_text().splitlines():
-        name, value, *_ = line.split()
-        if name == "MemAvailable:":
-            free = int(value) * 1024
+    free = memory_sizes(meminfo).get("MemAvailable")
+    if free is None:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     room = group_room_bytes()
     return free if room is None else min(free, room)
+
+
+def memory_sizes(meminfo: Path = _MEMINFO) -> dict[str, int]:
+    """The kernel's figures in bytes, by its names for them; none where they cannot be read."""
+    try:
+        lines = [line.split() for line in meminfo.read_text().splitlines()]
+        return {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
+    except (OSError, ValueError):
+        return {}
 
 
 def group_room_bytes(own: Path = _OWN_GROUP, groups: Path = _GROUPS) -> int | None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from engine.host_memory import group_room_bytes
+from engine.host_memory import available_bytes, memory_sizes
 from runtime.capacity.report import Host
 
 _MEMORY = Path("/proc/meminfo")
@@ -13,17 +13,9 @@ _BFLOAT16 = {"avx512_bf16", "amx_tile"}  # as torch looks for; see engine.load.r
 
 def read_host(memory: Path = _MEMORY) -> Host:
     """Cores and memory as they are now; None for what cannot be read."""
-    sizes: dict[str, int] = {}
-    try:
-        for line in memory.read_text().splitlines():
-            name, value, *_ = line.split()
-            sizes[name] = int(value) * 1024
-    except (OSError, ValueError):
-        sizes = {}
-    available, room = sizes.get("MemAvailable:"), group_room_bytes()
-    if available is not None and room is not None:
-        available = min(available, room)
-    return Host(os.cpu_count() or 1, sizes.get("MemTotal:"), available)
+    sizes = memory_sizes(memory)
+    available = available_bytes(memory) if "MemAvailable" in sizes else None
+    return Host(os.cpu_count() or 1, sizes.get("MemTotal"), available)
 
 
 def multiplies_bfloat16(cpu: Path = _CPU) -> bool:
