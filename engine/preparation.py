@@ -1,17 +1,20 @@
-"""What a tokenizer adds to a request: ids of words and markers, and whether reasoning is open.
+"""A prompt's requests, and what a tokenizer adds to them: ids of words, whether reasoning is open.
 
 Decided once, when the prompt is encoded; the engine and the detokenizer take it from the request.
 Knows no threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from engine.constraints import Failure, failure_at_once
 from engine.request import (
     ChatPrompt,
+    CompiledGrammar,
     Int32Array,
     Prompt,
     ReasoningMarkers,
+    Request,
     SamplingParams,
     Thinking,
 )
@@ -35,6 +38,47 @@ class Speller(Protocol):
         Raises PromptError.
         """
         ...
+
+
+def make_requests(
+    speller: Speller,
+    prompt: Prompt,
+    prompt_ids: Int32Array,
+    params: Mapping[int, SamplingParams],
+    *,
+    vocab_size: int,
+    namespace: str = "",
+    arrived_s: float = 0.0,
+    grammar: CompiledGrammar | None = None,
+) -> list[Request] | Failure:
+    """The prompt's requests, or what would end them before their first token.
+
+    params      by the requests' ids, at least one; they differ in their seeds alone
+    vocab_size  the logits' width
+
+    Raises PromptError for a bad word that cannot be encoded.
+    """
+    shared = next(iter(params.values()))
+    markers = shared.reasoning
+    bounds = thinking(speller, shared, has_grammar=grammar is not None)
+    opened = markers is not None and begins_reasoning(speller, markers, prompt, prompt_ids)
+    bad = bad_sequences(speller, shared.bad_words)
+    requests = [
+        Request(
+            id=request_id,
+            prompt_ids=prompt_ids,
+            params=each,
+            seed=each.draw_seed(),
+            namespace=namespace,
+            arrived_s=arrived_s,
+            grammar=grammar,
+            thinking=bounds,
+            begins_reasoning=opened,
+            bad_sequences=bad,
+        )
+        for request_id, each in params.items()
+    ]
+    return failure_at_once(requests[0], vocab_size) or requests
 
 
 def bad_sequences(speller: Speller, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

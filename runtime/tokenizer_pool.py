@@ -7,12 +7,11 @@ HTTP beyond the fields of a refusal.
 import logging
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
-from engine.constraints import failure_at_once
+from engine.constraints import Failure
 from engine.errors import PromptError
-from engine.preparation import Speller, bad_sequences, begins_reasoning, thinking
+from engine.preparation import Speller, make_requests
 from engine.request import ChatPrompt, Int32Array, Prompt, Request
 from httpd.service import Job
 from runtime.channel import Receiver, Sender
@@ -100,31 +99,22 @@ class TokenizerLoop:
         max_new_tokens = self._fitted(job, len(prompt_ids))
         if max_new_tokens is None:
             return self._too_long(submission, len(prompt_ids))
-        shared = job.params[0]  # they differ in their seeds alone
-        markers = shared.reasoning
-        make = partial(
-            Request,
-            prompt_ids=prompt_ids,
+        made = make_requests(
+            encoder,
+            job.prompt,
+            prompt_ids,
+            {
+                request_id: replace(params, max_new_tokens=max_new_tokens)
+                for request_id, params in zip(submission.ids, job.params, strict=True)
+            },
+            vocab_size=self._vocab_size,
+            namespace=job.namespace,
             arrived_s=submission.arrived_s,
             grammar=submission.grammar,
-            namespace=job.namespace,
-            thinking=thinking(encoder, shared, has_grammar=submission.grammar is not None),
-            begins_reasoning=markers is not None
-            and begins_reasoning(encoder, markers, job.prompt, prompt_ids),
-            bad_sequences=bad_sequences(encoder, shared.bad_words),
         )
-        requests = [
-            make(
-                id=request_id,
-                params=replace(params, max_new_tokens=max_new_tokens),
-                seed=params.draw_seed(),
-            )
-            for request_id, params in zip(submission.ids, job.params, strict=True)
-        ]
-        failure = failure_at_once(requests[0], self._vocab_size)
-        if failure is not None:
-            return Refused(submission.ids, 400, failure.message, code="unsatisfiable")
-        return requests
+        if isinstance(made, Failure):
+            return Refused(submission.ids, 400, made.message, code="unsatisfiable")
+        return made
 
     def _fitted(self, job: Job, prompt_tokens: int) -> int | None:
         """A number of new tokens that the context has room for; None: it has none."""

@@ -1,11 +1,13 @@
 """What is found out of a prompt and of words, with real tokenizers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.preparation import bad_sequences, begins_reasoning
-from engine.request import ChatPrompt, ReasoningMarkers
+from engine.constraints import Failure
+from engine.preparation import bad_sequences, begins_reasoning, make_requests
+from engine.request import ChatPrompt, ReasoningMarkers, SamplingParams, TextPrompt
 from engine.tokenizer import Tokenizer
 from tests.fakes_tokenizers import BOS, FAMILIES, shared, write_checkpoint
 
@@ -85,3 +87,36 @@ def test_a_word_that_the_model_cannot_say_is_none() -> None:
     backend = shared("byte_level")
     tokenizer = Tokenizer(backend, vocab_size=backend.token_to_id(BOS))
     assert bad_sequences(tokenizer, [BOS, "a"]) == bad_sequences(tokenizer, ["a"])
+
+
+def test_the_requests_of_a_prompt_differ_in_id_and_seed_alone() -> None:
+    tokenizer, prompt = Tokenizer(shared("byte_level")), TextPrompt("the cat")
+    asked = SamplingParams(max_new_tokens=3, bad_words=("mat",), reasoning=R1)
+    made = make_requests(
+        tokenizer,
+        prompt,
+        tokenizer.encode_prompt(prompt),
+        {7: replace(asked, seed=1), 9: replace(asked, seed=-1)},
+        vocab_size=tokenizer.vocab_size,
+        namespace="mine",
+        arrived_s=2.5,
+    )
+    assert isinstance(made, list)
+    first, second = made
+    assert [(each.id, each.seed) for each in made] == [(7, 1), (9, 2**64 - 1)]
+    for each in made:
+        assert (each.namespace, each.arrived_s, each.thinking) == ("mine", 2.5, None)
+        assert each.bad_sequences == bad_sequences(tokenizer, ["mat"])
+        assert each.begins_reasoning and each.prompt_ids is first.prompt_ids
+    assert first.params == replace(second.params, seed=1)
+
+
+def test_a_prompt_whose_output_cannot_begin_has_no_requests() -> None:
+    tokenizer, prompt = Tokenizer(shared("byte_level")), TextPrompt("the cat")
+    (only,) = {ids for ids in bad_sequences(tokenizer, ["a"]) if len(ids) == 1 and ids[0] < 200}
+    params = SamplingParams(max_new_tokens=3, bad_words=("a",), allowed_token_ids=only)
+    prompt_ids = tokenizer.encode_prompt(prompt)
+    made = make_requests(
+        tokenizer, prompt, prompt_ids, {7: params}, vocab_size=tokenizer.vocab_size
+    )
+    assert isinstance(made, Failure) and "allowed_token_ids" in made.message
