@@ -43,6 +43,8 @@ class ChatTemplate:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text, mostly up to where the answer begins. Raises PromptError."""
+        if not prompt.messages:
+            raise PromptError("there are no messages", "messages")
         variables = {
             **self._special_tokens,
             "tools": None,

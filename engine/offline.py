@@ -10,7 +10,6 @@ Knows neither threads nor HTTP.
 """
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.constraints import failure_at_once
+from engine.constraints import Failure
 from engine.core import Engine
 from engine.detokenizer import Detokenizer
 from engine.errors import PromptError
-from engine.preparation import bad_sequences, begins_reasoning, thinking
+from engine.preparation import make_requests
 from engine.request import (
     FAILURES,
     ChatPrompt,
@@ -40,12 +39,14 @@ from engine.request import (
     TextPrompt,
     TokenPrompt,
 )
+from engine.sampling_limits import check_params
 from engine.tokenizer import Tokenizer
 
 # Text, a chat's messages, or token ids.
 PromptLike = str | Sequence[dict[str, Any]] | Sequence[int] | Prompt
 
-_INT32_MAX: Final = 2**31 - 1
+# Fields of which an `Output` tells nothing, and what asks for nothing.
+_NOT_TOLD: Final = {"echo": False, "logprobs": None, "prompt_logprobs": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,12 @@ class LLM:
         settings  fields of `EngineConfig`; without `target_itl_ms` nothing is done for latency
 
         Raises ModelError for a checkpoint that cannot be served, ValueError for a setting out of
-        its range.
+        its range, or that only a server has.
         """
         config = EngineConfig(model=Path(model), **{"target_itl_ms": 0, **settings})
+        for name in ("queue_timeout_s", "running_timeout_s"):
+            if getattr(config, name) is not None:
+                raise ValueError(f"{name} is {getattr(config, name)}; only a server has timeouts")
         self._tokenizer = Tokenizer.load(config.model)
         with _bar("MB", shown=progress) as bar:
             task = bar.add_task("loading", total=None)
@@ -107,7 +111,8 @@ class LLM:
         prompts  one or several: text, which is taken as it is; a chat's messages; or token ids
         params   for all prompts, or one for each; None: the defaults, as long as the context allows
 
-        Raises TypeError and ValueError for arguments of a wrong kind, before anything runs.
+        Raises TypeError for arguments of a wrong kind and ValueError for params out of their limits
+        (engine.sampling_limits) or of which an `Output` tells nothing, before anything runs.
         """
         if self._closed:
             raise RuntimeError("this LLM is closed, or was interrupted")
@@ -150,21 +155,16 @@ class LLM:
 
     def _request(self, prompt: Prompt, prompt_ids: Int32Array, params: SamplingParams) -> Request:
         """Raises PromptError, and ValueError where nothing meets all that is asked for."""
-        tokenizer, markers = self._tokenizer, params.reasoning
-        request = Request(
-            id=next(self._ids),
-            prompt_ids=prompt_ids,
-            params=params,
-            seed=params.draw_seed(),
-            thinking=thinking(tokenizer, params, has_grammar=False),
-            begins_reasoning=markers is not None
-            and begins_reasoning(tokenizer, markers, prompt, prompt_ids),
-            bad_sequences=bad_sequences(tokenizer, params.bad_words),
+        made = make_requests(
+            self._tokenizer,
+            prompt,
+            prompt_ids,
+            {next(self._ids): params},
+            vocab_size=self._engine.facts.vocab_size,
         )
-        failure = failure_at_once(request, self._engine.facts.vocab_size)
-        if failure is not None:
-            raise ValueError(failure.message)
-        return request
+        if isinstance(made, Failure):
+            raise ValueError(made.message)
+        return made[0]
 
     def _step(self, waiting: dict[int, "_Draft"]) -> int:
         """Runs one step; returns how many prompts it finished."""
@@ -251,15 +251,28 @@ def _as_prompts(prompts: Any) -> list[Prompt]:
 
 
 def _as_prompt(prompt: Any) -> Prompt:
-    if isinstance(prompt, (ChatPrompt, TextPrompt, TokenPrompt)):
-        return prompt
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    if isinstance(prompt, Sequence) and all(type(each) is int for each in prompt):
+    match prompt:
+        case str():
+            return TextPrompt(prompt)
+        case TextPrompt(text=str()):
+            return prompt
+        case TokenPrompt(token_ids=ids) if _are_ids(ids):
+            return prompt
+        case ChatPrompt(messages=messages) if _are_messages(messages):
+            return prompt
+    if _are_ids(prompt):
         return TokenPrompt(tuple(prompt))
-    if isinstance(prompt, Sequence) and all(isinstance(each, dict) for each in prompt):
+    if _are_messages(prompt):
         return ChatPrompt(tuple(prompt))
     raise TypeError("a prompt is text, a list of messages or a list of token ids")
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and all(type(each) is int for each in prompt)
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(each, dict) for each in prompt)
 
 
 def _as_params(params: Any, count: int, vocab_size: int) -> list[SamplingParams | None]:
@@ -271,26 +284,17 @@ def _as_params(params: Any, count: int, vocab_size: int) -> list[SamplingParams 
     return [None if one is None else one.settled(vocab_size) for one in each]
 
 
-def _check(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValueError naming the field: nobody has validated these parameters before."""
-    limits = {
-        "max_new_tokens": (1, _INT32_MAX),
-        "temperature": (0, 100),
-        "top_k": (0, _INT32_MAX),
-        "top_p": (0, 1),
-        "min_p": (0, 1),
-    }
-    for name, (low, high) in limits.items():
+def _check(params: Any, vocab_size: int) -> None:
+    """Nobody has looked at these parameters before."""
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"params has a {type(params).__name__}, not SamplingParams or None")
+    check_params(params, vocab_size)
+    for name, nothing in _NOT_TOLD.items():
         value = getattr(params, name)
-        if not (math.isfinite(value) and low <= value <= high):
-            raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
-    if "" in params.stop:
-        raise ValueError("stop has an empty string")
-    if params.reasoning and not (params.reasoning.opening and params.reasoning.closing):
-        raise ValueError("reasoning has an empty marker")
-    for token_id in params.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise ValueError(f"stop_token_ids has {token_id}; ids are below {vocab_size}")
+        if value != nothing:
+            raise ValueError(f"{name} is {value}; an Output has no room for it: leave it {nothing}")
+    if not params.max_new_tokens:
+        raise ValueError("max_new_tokens is 0, which only scores a prompt; an Output has no scores")
 
 
 @contextmanager

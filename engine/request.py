@@ -53,7 +53,7 @@ class ReasoningMarkers:
 class SamplingParams:
     """How one request's tokens are chosen, and when it starts and ends.
 
-    Validated by whoever builds it.
+    Whoever takes one from outside checks it: `engine.sampling_limits` has the limits.
     """
 
     max_new_tokens: int  # 0 only scores the prompt

@@ -22,7 +22,12 @@ PACKAGES = {
 MAY_IMPORT = {
     "gpu_ops": set(),
     "engine": {"gpu_ops"},
-    "httpd": {"engine.request", "engine.grammar.spec", "engine.until_marker"},
+    "httpd": {
+        "engine.request",
+        "engine.sampling_limits",
+        "engine.grammar.spec",
+        "engine.until_marker",
+    },
     "runtime": {"engine", "httpd", "client"},
     "client": set(),
 }

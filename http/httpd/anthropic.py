@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.request import ChatPrompt
+from engine.sampling_limits import INT32_MAX
 from httpd.anthropic_input import read_turns
 from httpd.call import Call, Telling
 from httpd.conversation import Conversation, call_of, check_model, check_name
 from httpd.errors import unsupported
 from httpd.fields import (
-    INT32_MAX,
     MAX_TOOLS,
     Fields,
     StopStrings,

@@ -21,12 +21,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from engine.request import SamplingParams
+from engine.sampling_limits import INT32_MAX, LIMITS
 from httpd.errors import invalid, not_in_vocabulary, unsupported
 from httpd.invalid import first_error
 from httpd.text import shown
-
-INT32_MAX = 2**31 - 1
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -34,7 +32,6 @@ MAX_STOP_IDS = 128
 
 MAX_TOOLS = 128
 MAX_CHOICES = 128  # of one prompt
-MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 65_536
 MAX_BAD_WORDS = 128
@@ -42,6 +39,12 @@ MAX_BAD_WORD_CHARS = 64
 MAX_SALT_CHARS = 256
 
 MAX_UNKNOWN_NAMES = 16  # of one body, for the log
+
+
+def _within(name: str) -> Any:
+    """A field with the engine's own limits of a parameter."""
+    return Field(ge=LIMITS[name].low, le=LIMITS[name].high)
+
 
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -56,14 +59,14 @@ StopStrings = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS), FailFast()]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+Penalty = Annotated[float, _within("presence_penalty")]
+TopLogprobs = Annotated[int, _within("logprobs")]
 # A union's errors would name its branches; tools.py checks it.
 ToolChoice = Annotated[
     Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]})
 ]
 LogitBias = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
+    dict[str, Annotated[float, _within("logit_bias")]], Field(max_length=MAX_BIASES)
 ]
 AllowedIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS), FailFast()]
 BadWords = Annotated[
@@ -104,25 +107,25 @@ class Fields(Body):
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_p: Annotated[float, _within("top_p")] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    min_p: Annotated[float, _within("min_p")] = 0.0
+    seed: Annotated[int, _within("seed")] | None = None
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: StopTokenIds = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False  # SGLang's name for the same
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    min_tokens: Annotated[int, _within("min_tokens")] = 0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: AllowedIds | None = None
     bad_words: BadWords = Field(default_factory=list)
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0  # higher starts first
+    priority: Annotated[int, _within("priority")] = 0  # higher starts first
     prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     stream: bool = False
 
@@ -257,7 +260,7 @@ class ChatFields(ChoiceFields):
 
     messages: Annotated[list[Any], Field(min_length=1)]
     chat_template_kwargs: TemplateKwargs | None = None
-    thinking_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    thinking_budget: Annotated[int, _within("thinking_budget")] | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True
     logprobs: bool = False
@@ -271,7 +274,7 @@ class CompletionFields(ChoiceFields):
     """A body of /v1/completions; the prompt is checked in completions.py."""
 
     prompt: Any
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    max_tokens: Annotated[int, _within("max_new_tokens")] | None = None
     echo: bool = False
     logprobs: TopLogprobs | None = None
 

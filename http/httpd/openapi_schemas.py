@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from httpd.fields import INT32_MAX, MAX_TOOLS
+from engine.sampling_limits import INT32_MAX
+from httpd.fields import MAX_TOOLS
 
 Schema = dict[str, Any]
 

@@ -5,11 +5,13 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.core import Engine
 from engine.offline import LLM, Output
@@ -20,6 +22,7 @@ from engine.request import (
     TextPrompt,
     TokenPrompt,
 )
+from engine.sampling_limits import check_params
 from tests.fakes_tokenizers import write_checkpoint
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0)
@@ -48,7 +51,7 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def load(folder: Path) -> LLM:
+def load(folder: Path, **settings: Any) -> LLM:
     return LLM(
         folder,
         progress=False,
@@ -59,6 +62,7 @@ def load(folder: Path) -> LLM:
         max_model_len=CONTEXT,
         max_kv_tokens=256,
         cpu_threads=1,
+        **settings,
     )
 
 
@@ -159,11 +163,15 @@ def test_seeds(llm: LLM) -> None:
 
 
 def test_a_failing_prompt_does_not_fail_the_others(llm: LLM) -> None:
-    prompts: list[Any] = ["the cat", [], [10**6], [3] * CONTEXT, [3] * (CONTEXT - 8), "the cat"]
-    good, empty, unknown, too_long, fits, same = llm.generate(prompts, GREEDY, progress=False)
+    prompts: list[Any] = ["the cat", [], [10**6], [3] * CONTEXT, [3] * (CONTEXT - 8)]
+    prompts += [ChatPrompt((), continue_final=True), "the cat"]
+    outputs = llm.generate(prompts, GREEDY, progress=False)
+    good, empty, unknown, too_long, fits, silent, same = outputs
     assert good.token_ids == same.token_ids
     assert fits.finish_reason == "length"
-    for output, told in ((empty, "empty"), (unknown, "1000000"), (too_long, str(CONTEXT))):
+    for output, told in (
+        (empty, "empty"), (unknown, "1000000"), (too_long, str(CONTEXT)), (silent, "no messages")
+    ):  # fmt: skip
         assert (output.finish_reason, output.token_ids) == ("error", ())
         assert output.error is not None and told in output.error
 
@@ -177,20 +185,139 @@ def test_without_params_the_context_is_the_limit(llm: LLM) -> None:
     ("field", "value"),
     [
         ("max_new_tokens", 0),
+        ("max_new_tokens", 2**31),
+        ("max_new_tokens", True),
         ("temperature", math.nan),
         ("temperature", -1.0),
+        ("temperature", None),
         ("top_k", -1),
         ("top_k", 2**31),
+        ("top_k", 2.0),
         ("top_p", -0.1),
         ("min_p", math.inf),
+        ("seed", 2**63),
         ("stop", ("",)),
+        ("stop", "word"),
         ("stop_token_ids", (10**6,)),
+        ("stop_token_ids", 5),
+        ("ignore_eos", 1),
+        ("min_tokens", -1),
+        ("min_tokens", GREEDY.max_new_tokens + 1),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", math.nan),
+        ("repetition_penalty", 0.0),
+        ("logit_bias", ((10**6, 1.0),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((5, math.inf),)),
+        ("logit_bias", (5, 1.0)),
+        ("logit_bias", {5: 1.0}),
+        ("allowed_token_ids", (10**9,)),
+        ("allowed_token_ids", (-1,)),
+        ("allowed_token_ids", ()),
+        ("bad_words", ("",)),
+        ("thinking_budget", -1),
         ("reasoning", ReasoningMarkers("<think>", "")),
+        ("reasoning", ReasoningMarkers("<think>", "</think>\n")),
+        ("priority", 2**31),
+        ("routing_key", None),
     ],
 )
 def test_wrong_parameters_are_refused_by_name(llm: LLM, field: str, value: Any) -> None:
+    """Before anything runs: no prompt fails, nor is the model closed."""
     with pytest.raises(ValueError, match=field):
         llm.generate(["x", "y"], [GREEDY, replace(GREEDY, **{field: value})], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("echo", True), ("logprobs", 0), ("logprobs", 300), ("prompt_logprobs", 1)]
+)
+def test_what_no_output_has_is_refused(llm: LLM, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} "):
+        llm.generate("x", replace(GREEDY, **{field: value}), progress=False)
+
+
+@pytest.mark.parametrize("field", [each.name for each in fields(SamplingParams)])
+def test_every_field_is_looked_at(field: str) -> None:
+    """A new one cannot be forgotten."""
+    wrong = replace(GREEDY, **{field: object()})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"^{field} is <object "):
+        check_params(wrong, vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("top_p", 1.5, "top_p is 1.5; it must be between 0 and 1"),
+        ("logprobs", 300, "logprobs is 300; it must be between 0 and 20"),
+        ("allowed_token_ids", (1, 10), "allowed_token_ids has 10; ids are .* below 10"),
+        ("logit_bias", ((10, 1.0),), "logit_bias has 10; ids are .* below 10"),
+        ("logit_bias", ((1, 101.0),), "logit_bias is 101.0; it must be between -100 and 100"),
+        ("min_tokens", 9, "min_tokens is 9; it must be at most max_new_tokens, 8"),
+    ],
+)
+def test_a_refusal_tells_value_and_limit(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        check_params(replace(GREEDY, **{field: value}), vocab_size=10)
+
+
+# Of each field: what somebody means, what just fits or does not, and what has no business there.
+_NUMBERS = st.integers() | st.floats() | st.sampled_from([0, 1, 20, 1.0, 2.0, 2**31 - 1, 2**31])
+_IDS = st.integers(-2, 1000) | st.integers()
+_TEXTS = st.text(max_size=3)
+_ANYTHING = (
+    _NUMBERS | st.none() | st.booleans() | _TEXTS
+    | st.lists(_IDS | _TEXTS, max_size=3).map(tuple)
+    | st.lists(st.tuples(_IDS, _NUMBERS), max_size=3).map(tuple)
+    | st.builds(ReasoningMarkers, _TEXTS, _TEXTS, st.booleans())
+)  # fmt: skip
+_FIELDS = [each.name for each in fields(SamplingParams)]
+_PLAUSIBLE = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_new_tokens": st.integers(1, 6),
+        "temperature": st.floats(0, 100),
+        "top_k": st.integers(0, 2**31 - 1),
+        "top_p": st.floats(0, 1),
+        "min_p": st.floats(0, 1),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "stop": st.lists(st.text(min_size=1, max_size=2), max_size=2).map(tuple),
+        "stop_token_ids": st.lists(st.integers(0, 99), max_size=3).map(tuple),
+        "ignore_eos": st.booleans(),
+        "min_tokens": st.integers(0, 3),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0.01, 2),
+        "logit_bias": st.lists(st.tuples(st.integers(0, 99), st.floats(-100, 100))).map(tuple),
+        "allowed_token_ids": st.lists(st.integers(0, 99), min_size=1, max_size=5).map(tuple),
+        "bad_words": st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
+        "thinking_budget": st.integers(0, 3),
+        "reasoning": st.just(ReasoningMarkers("<think>", "</think>", always=True)),
+    },
+)
+_WILD = st.dictionaries(st.sampled_from(_FIELDS), _ANYTHING, max_size=2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plausible=_PLAUSIBLE, wild=_WILD)
+def test_whatever_is_asked_is_refused_or_ends(
+    shared: LLM, plausible: dict[str, Any], wild: dict[str, Any]
+) -> None:
+    params = replace(SamplingParams(max_new_tokens=4), **(plausible | wild))
+    try:
+        together = shared.generate(["the cat", [5, 6, 7]], [params, GREEDY], progress=False)
+    except ValueError as refused:
+        assert str(refused).startswith(tuple(_FIELDS))
+    else:
+        assert {each.finish_reason for each in together} <= {"stop", "length", "error"}
+        assert together[1].error is None
+    assert not shared.engine.has_work
+    shared.engine.check_integrity()
+
+
+@pytest.mark.parametrize("field", ["queue_timeout_s", "running_timeout_s"])
+def test_timeouts_are_a_servers(folder: Path, field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} is 5"):
+        load(folder, **{field: 5})
 
 
 @pytest.mark.parametrize("limit", [{"temperature": 1e-9}, {"temperature": 1.0, "top_p": 0.0}])
@@ -202,7 +329,10 @@ def test_tiny_numbers_mean_the_likeliest_token(llm: LLM, limit: dict[str, float]
 def test_wrong_arguments_are_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="2 params for 1"):
         llm.generate("x", [GREEDY, GREEDY], progress=False)
-    for prompts in (7, [7.5], [None], [["a", "b"]], [["a", 1]]):
+    with pytest.raises(TypeError, match="params"):
+        llm.generate("x", [{"max_new_tokens": 8}], progress=False)  # type: ignore[list-item]
+    wrong = (TextPrompt(7), TokenPrompt((7.5,)), TokenPrompt(7), ChatPrompt(("a",)))  # type: ignore[arg-type]
+    for prompts in (7, [7.5], [None], [["a", "b"]], [["a", 1]], *wrong):
         with pytest.raises(TypeError):
             llm.generate(prompts, GREEDY, progress=False)  # type: ignore[arg-type]
 
