@@ -50,14 +50,14 @@ class Batch:
                 rows.state[row] = RowState.TAIL
         return start, end
 
-    def ready_to_decode(self, completed_step: int) -> RowArray:
+    def ready_to_decode(self) -> RowArray:
         """Rows that can decode now; the very array of the last plan where nothing has changed."""
         if self._decoding_is_stale or self._joining:
             both = np.concatenate([self._decoding, np.asarray(self._joining, np.intp)])
             self._decoding = both[self._rows.state[both] == RowState.DECODE]
             self._joining = []
             self._decoding_is_stale = False
-        return self._constraints.ready(self._decoding, completed_step)
+        return self._constraints.ready(self._decoding, self._holdings.fence.completed_step)
 
     def advance(self, decode: RowArray, step: int) -> Int32Array:
         """Moves decode rows one token on; returns the positions of their sampled tokens."""

@@ -30,7 +30,6 @@ class Committer:
         batch: Batch,
         constraints: Constraints,
     ) -> None:
-        self.completed_step = 0
         self._holdings = holdings
         self._rows = holdings.rows
         self._batch = batch
@@ -54,8 +53,7 @@ class Committer:
         token_ids  [sampled] int32, parallel to plan.sample_rows
         forecast   is told how long the answers are that end
         """
-        assert plan.step == self.completed_step + 1
-        self.completed_step = plan.step
+        self._holdings.fence.complete(plan.step)
         rows = self._rows
         rows.valid[plan.chunk_rows] = plan.chunk_ends
         sampled, positions = plan.sample_rows, plan.sample_positions
@@ -76,7 +74,7 @@ class Committer:
         started = self._commit_prefilled(plan.prefilled_rows)
         for row in sampled[finishes != Finish.NONE].tolist():
             self._finish(row, forecast)
-        self._holdings.release(self.completed_step)
+        self._holdings.release()
         return self._with_ended(
             StepOutput(plan.step, request_ids, token_ids, finishes, started, errors, told)
         )
@@ -90,7 +88,7 @@ class Committer:
         if not self._ended:
             return None
         nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
-        return self._with_ended(StepOutput(self.completed_step, *nothing))
+        return self._with_ended(StepOutput(self._holdings.fence.completed_step, *nothing))
 
     def _commit_logprobs(
         self, plan: StepPlan, logprobs: StepLogprobs

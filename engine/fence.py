@@ -26,6 +26,7 @@ class Fence:
 
     def __init__(self) -> None:
         self._held: list[Held] = []
+        self.completed_step = 0  # and all before it
         self.pages = 0  # pages about to come back, or about to be free to evict (at most)
         self.rows = 0  # rows held
 
@@ -37,13 +38,19 @@ class Fence:
         self.pages += len(held.pages) + held.unlocks
         self.rows += held.row is not None
 
-    def release(self, completed_step: int) -> list[Held]:
+    def complete(self, step: int) -> None:
+        """The step, which is the next, is done: its tokens are here."""
+        assert step == self.completed_step + 1
+        self.completed_step = step
+
+    def release(self) -> list[Held]:
         """What no launched step names any more, in the order in which it came."""
         if not self._held:
             return []
-        done = [held for held in self._held if held.step <= completed_step]
+        completed = self.completed_step
+        done = [held for held in self._held if held.step <= completed]
         if done:
-            self._held = [held for held in self._held if held.step > completed_step]
+            self._held = [held for held in self._held if held.step > completed]
             self.pages -= sum(len(held.pages) + held.unlocks for held in done)
             self.rows -= sum(held.row is not None for held in done)
         return done

@@ -194,9 +194,9 @@ class Holdings:
         self.changes += 1
         return len(pages)
 
-    def release(self, completed_step: int) -> None:
+    def release(self) -> None:
         """Gives back what no launched step names any more."""
-        for held in self.fence.release(completed_step):
+        for held in self.fence.release():
             self.pool.give(held.pages)
             if held.node is not None:
                 self.cache.unlock(held.node)

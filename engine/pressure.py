@@ -7,7 +7,6 @@ import numpy as np
 
 from engine.admission import Admission
 from engine.batch import Batch
-from engine.commit import Committer
 from engine.holdings import Holdings
 from engine.retraction import Retraction, first_to_go, lost_tokens, preemptible, retractable
 from engine.step_trace import Retracted, StepTrace
@@ -23,7 +22,6 @@ class Pressure:
         batch: Batch,
         waiting: WaitingQueue,
         admission: Admission,
-        committer: Committer,
         trace: StepTrace | None,
         threshold: int | None,
     ) -> None:
@@ -33,7 +31,7 @@ class Pressure:
         self._holdings, self._rows = holdings, holdings.rows
         self._page_size = holdings.cache.page_size
         self._batch, self._waiting, self._admission = batch, waiting, admission
-        self._committer, self._trace, self._threshold = committer, trace, threshold
+        self._trace, self._threshold = trace, threshold
 
     @property
     def may_preempt(self) -> bool:
@@ -96,5 +94,5 @@ class Pressure:
             )
         )
         self._batch.end(row)
-        self._holdings.release(self._committer.completed_step)
+        self._holdings.release()
         self.retractions += 1

@@ -88,7 +88,7 @@ class Scheduler:
         self._step_cost = StepCost()
         self.trace = StepTrace(self.holdings, trace_steps) if trace_steps else None
         self.pressure = Pressure(
-            self.holdings, self.batch, self.waiting, self.admission, self._committer, self.trace,
+            self.holdings, self.batch, self.waiting, self.admission, self.trace,
             preemption_threshold,
         )  # fmt: skip
         self._prefill_budget = prefill_budget or UNLIMITED
@@ -124,7 +124,7 @@ class Scheduler:
             if row is None:
                 return False
             self.batch.end(row)
-            self.holdings.release(self._committer.completed_step)
+            self.holdings.release()
         self._committer.tell_end(request_id, finish, error)
         return True
 
@@ -179,18 +179,15 @@ class Scheduler:
             step, decode, self.batch.is_same_decode(decode), positions, writes, masks, copies
         )
 
-    def _ready_to_decode(self) -> RowArray:
-        return self.batch.ready_to_decode(self._committer.completed_step)
-
     def _plan_decode(self, draft: Draft) -> RowArray:
         """Rows that decode in this step; each has the page that its next position needs."""
-        decode = self._ready_to_decode()
+        decode = self.batch.ready_to_decode()
         rows = self._rows
         short = decode[rows.cached[decode] == rows.pages[decode] * self.page_size]
         if not len(short):
             return decode
         grown = self._grow(short, draft)
-        decode = self._ready_to_decode()  # growing may have retracted some
+        decode = self.batch.ready_to_decode()  # growing may have retracted some
         if len(grown) == len(short):
             return decode
         waits = np.isin(decode, short) & ~np.isin(decode, grown)
@@ -312,4 +309,4 @@ class Scheduler:
                 predicted_s = self._step_cost.predicted_s(rows, tokens)
             self._step_cost.observe(rows, tokens, took_s)
         if self.trace is not None:
-            self.trace.done((self._committer.completed_step + 1, took_s, done_s, predicted_s))
+            self.trace.done((self.holdings.fence.completed_step + 1, took_s, done_s, predicted_s))

@@ -37,7 +37,7 @@ class PrefillFirst(Scheduler):
         self.admission = ReservingAdmission(self.holdings, eos_ids)
 
     def _plan_decode(self, draft: Draft) -> RowArray:
-        self._ready_to_decode()  # in each plan: rows that have ended go before others get them
+        self.batch.ready_to_decode()  # in each plan: rows that have ended go before others get them
         super()._plan_prefill(draft, self._budget_beside(0))
         return NO_ROWS if draft.segments else super()._plan_decode(draft)
 
