@@ -7,12 +7,10 @@ import enum
 
 import numpy as np
 
-from engine.constraints import may_be_masked, single_bad_ids
 from engine.forecast import FORESEEN_TOKENS, OutputForecast, peak_tokens
 from engine.holdings import Holdings
 from engine.prefix_cache import Match
 from engine.request import Int32Array
-from engine.rules import rule_words
 from engine.waiting import Waiting
 
 
@@ -29,10 +27,9 @@ class Refusal(enum.Enum):
 class Admission:
     """Lets requests in. Owned by the engine thread."""
 
-    def __init__(self, holdings: Holdings, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, holdings: Holdings) -> None:
         self.forecast = OutputForecast()
         self._holdings = holdings
-        self._eos_ids = eos_ids
         # By request id. They hold until something comes back or is cached: until then the same
         # request is not looked at again.
         self._refused: dict[int, Refusal] = {}
@@ -58,30 +55,13 @@ class Admission:
             self._refused[request.id] = refusal
             return refusal
         pages = holdings.take_pages(self._missing_pages(waiting, match))
-        return holdings.install(waiting, match, pages, self.stop_ids(waiting))
+        return holdings.install(waiting, match, pages)
 
     def would_fit(self, waiting: Waiting, pages: int) -> bool:
         """Whether there is room for a request that was refused once `pages` more come back."""
         match = self._holdings.cache.match(waiting.request.namespace, _reusable(waiting))
         needed = self._missing_pages(waiting, match) + self._reserved_pages(waiting)
         return needed <= self._holdings.takeable_pages + pages
-
-    def rules_of(self, row: int, waiting: Waiting) -> Int32Array:
-        """[n, 4] int32: what is done to the logits of the row, which it was admitted to."""
-        request, prompt_tokens = waiting.request, len(waiting.request.prompt_ids)
-        made = waiting.token_ids[prompt_tokens:]
-        stop_ids = self.stop_ids(waiting)
-        return rule_words(
-            row, request.params, request.prompt_ids, made, stop_ids,
-            never=single_bad_ids(request), has_masks=may_be_masked(request),
-        )  # fmt: skip
-
-    def stop_ids(self, waiting: Waiting) -> tuple[int, ...]:
-        """All ids that end the request."""
-        request = waiting.request
-        # Where a grammar is complete nothing else may come: so it ends there whatever is asked.
-        ignores_eos = request.params.ignore_eos and request.grammar is None
-        return (*(() if ignores_eos else self._eos_ids), *request.params.stop_token_ids)
 
     def _try_lock(self, waiting: Waiting, match: Match, waits: bool) -> Refusal | None:
         """Locks the matched prefix, unless the request cannot start."""

@@ -68,9 +68,7 @@ class Holdings:
 
     # Getting
 
-    def install(
-        self, waiting: Waiting, match: Match, pages: Int32Array, stop_ids: tuple[int, ...]
-    ) -> int:
+    def install(self, waiting: Waiting, match: Match, pages: Int32Array) -> int:
         """Gives the request a row, with the matched pages, which are locked, and its own."""
         rows, request, count = self.rows, waiting.request, len(waiting.token_ids)
         row = rows.take()
@@ -91,7 +89,6 @@ class Holdings:
         rows.started[row] = waiting.started
         rows.cached_tokens[row] = waiting.cached_tokens if waiting.started else match.tokens
         rows.host_tokens[row] = waiting.host_tokens if waiting.started else 0
-        rows.set_stop_ids(row, stop_ids)
         self.row_of[request.id] = row
         if self.cache.keeps:
             self.producers.add(row, request.namespace, waiting.token_ids)

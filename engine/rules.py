@@ -1,4 +1,4 @@
-"""A request's penalties, biases and minimal length, as the words that a device takes.
+"""A request's penalties, biases and minimal length, as the words that a device takes; its stop ids.
 
 Knows no logits: what each rule does to them is gpu_ops.logit_rules' business.
 """
@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.request import Int32Array, SamplingParams
+from engine.constraints import may_be_masked, single_bad_ids
+from engine.request import Int32Array, Request, SamplingParams
+from engine.waiting import Waiting
 from gpu_ops.rules import RULE_WORDS, Rule
 
 _NO_RULES = np.empty((0, RULE_WORDS), np.int32)
@@ -42,6 +44,25 @@ def rule_words(
         words.add_ids(Rule.EARLY, stop_ids)
     _add_penalties(words, params, prompt, made)
     return words.joined(even_if_none=has_masks)
+
+
+def rules_of(row: int, waiting: Waiting, stop_ids: Iterable[int]) -> Int32Array:
+    """`rule_words` of a request, for the row that it was given."""
+    request, made = waiting.request, waiting.token_ids[len(waiting.request.prompt_ids) :]
+    return rule_words(
+        row, request.params, request.prompt_ids, made, stop_ids,
+        never=single_bad_ids(request), has_masks=may_be_masked(request),
+    )  # fmt: skip
+
+
+def stop_ids_of(request: Request, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """All ids that end the request.
+
+    eos_ids  of the model
+    """
+    # Where a grammar is complete nothing else may come: so it ends there whatever is asked.
+    ignores_eos = request.params.ignore_eos and request.grammar is None
+    return (*(() if ignores_eos else eos_ids), *request.params.stop_token_ids)
 
 
 def _allowed_bias(params: SamplingParams) -> dict[int, float]:

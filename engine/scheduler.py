@@ -28,6 +28,7 @@ from engine.prefix_cache import PrefixCache
 from engine.pressure import Pressure
 from engine.request import FAILURES, Finish, Int32Array, Request, StepOutput
 from engine.rows import RowState
+from engine.rules import rules_of, stop_ids_of
 from engine.step_cost import StepCost
 from engine.step_trace import Admitted, Refused, StepTrace
 from engine.timeouts import NO_TIMEOUTS, Timeouts
@@ -78,7 +79,8 @@ class Scheduler:
             pool=pool, cache=cache, max_running=max_running, max_model_len=max_model_len
         )
         self._rows = self.holdings.rows
-        self.admission = Admission(self.holdings, eos_ids)
+        self._eos_ids = eos_ids
+        self.admission = Admission(self.holdings)
         self.constraints = Constraints(self._rows, vocab_size)
         self.batch = Batch(self.holdings, self.constraints)
         self._committer = Committer(self.holdings, self.batch, self.constraints)
@@ -256,14 +258,16 @@ class Scheduler:
         """Moves a request from the queue to the row it was given; False where it fails at once."""
         self.batch.start(row, self.waiting.turn_of(waiting))
         self.waiting.start(waiting)
-        failure = self.constraints.begin(row, waiting, self.admission.stop_ids(waiting))
+        stop_ids = stop_ids_of(waiting.request, self._eos_ids)
+        self._rows.set_stop_ids(row, stop_ids)
+        failure = self.constraints.begin(row, waiting, stop_ids)
         if failure is not None:
             self.end(waiting.request.id, failure.finish, failure.message)
             return False
         if self.trace is not None:
             tokens, cached = len(waiting.token_ids), int(self._rows.cached[row])
             self.trace.notes.admitted.append(Admitted(waiting.request.id, tokens, cached))
-        rules = self.admission.rules_of(row, waiting)
+        rules = rules_of(row, waiting, stop_ids)
         draft.join(row, waiting.request, self._rows.pages_of(row), rules)
         return True
 

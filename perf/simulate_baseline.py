@@ -32,9 +32,9 @@ class ReservingAdmission(Admission):
 class PrefillFirst(Scheduler):
     """Computes prompts before it decodes. Owned by the engine thread."""
 
-    def __init__(self, *, eos_ids: tuple[int, ...], **settings: Any) -> None:
-        super().__init__(eos_ids=eos_ids, **settings)
-        self.admission = ReservingAdmission(self.holdings, eos_ids)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.admission = ReservingAdmission(self.holdings)
 
     def _plan_decode(self, draft: Draft) -> RowArray:
         self.batch.ready_to_decode()  # in each plan: rows that have ended go before others get them
