@@ -137,7 +137,8 @@ def test_bench_as_a_program(tiny: ServerProcess, tmp_path: Path, http: str) -> N
     figures = record["figures"]
     assert figures["requests"] == 8 and figures["errors"] == {} and figures["goodput_share"] == 1
     assert figures["finish_reasons"] == {"length": 8}
-    assert set(figures["itl_ms"]) == {"mean", "p50", "p90", "p95", "p99"}
+    # Of TTFT, not ITL: on a busy machine all tokens of an answer may come in one event.
+    assert set(figures["ttft_ms"]) == {"mean", "p50", "p90", "p95", "p99"}
     assert len(record["requests"]) == 8 and record["server"]["model"] == "tiny"
     assert "goodput, requests/s" in done.stdout
 
