@@ -68,7 +68,7 @@ def main(running: int, runs: int) -> None:
     insight = ServerInsight(
         Lifecycle(), rings, [log], [Traces()], limit, version="0", max_running=1024, max_alive=3072
     )  # fmt: skip
-    sources = Sources(log, Traces(), lambda: None, dict, dict)
+    sources = Sources(log.tally, Traces(), lambda: None, dict, dict)
     figures = {
         "running": running,
         "log_us_per_token": 1e6 * token_s,
