@@ -102,11 +102,10 @@ class ResultRing:
         self._streams = streams
         ids = torch.zeros((RING, most_sampled), dtype=torch.int32, device=device)
         self._ids = ids.unbind(0)
-        self._pinned = [streams.pinned(most_sampled) for _ in range(RING)]  # kept alive
-        self._host: list[Int32Array] = [host.numpy() for host in self._pinned]
+        pinned = [streams.pinned(most_sampled) for _ in range(RING)]
+        self._host: list[Int32Array] = [host.numpy() for host in pinned]  # which keep the memory
         self._addresses = [
-            (host.data_ptr(), ids.data_ptr())
-            for host, ids in zip(self._pinned, self._ids, strict=True)
+            (host.data_ptr(), ids.data_ptr()) for host, ids in zip(pinned, self._ids, strict=True)
         ]
         self._events = [(streams.event(), streams.event()) for _ in range(RING)]
         self._steps: list[CollectedStep | None] = [None] * RING

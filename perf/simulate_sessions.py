@@ -20,13 +20,8 @@ def agent_sessions(seed: int, requests: int) -> Traffic:
     begins_s = 0.0
     while len(drafts) < requests:
         begins_s += rng.exponential(1.2)
-        prompt, after = systems[int(rng.integers(4))], None
-        for _ in range(8):
-            prompt = np.concatenate([prompt, ids(rng, log_normal(rng, 400, 0.9, 3000))])
-            length = log_normal(rng, 120, 0.6, 400)
-            drafts.append(Draft(begins_s, prompt, length, 512, after=after))
-            after = len(drafts) - 1, float(rng.exponential(2.0))
-            prompt = np.concatenate([prompt, answer(length)])
+        begins = systems[int(rng.integers(4))]
+        talk(rng, drafts, begins_s, begins, 8, asked=(400, 0.9, 3000), pause_s=2.0)
     return traffic_of(drafts, kv_tokens=100_000)
 
 
@@ -39,15 +34,28 @@ def parked_chats(seed: int, requests: int) -> Traffic:
     begins_s, tokens = 0.0, 0
     while len(drafts) < requests:
         begins_s += rng.exponential(0.5)
-        prompt, after = ids(rng, log_normal(rng, 2500, 0.3, 5000)), None
-        for _ in range(6):
-            prompt = np.concatenate([prompt, ids(rng, log_normal(rng, 250, 0.6, 800))])
-            length = log_normal(rng, 120, 0.6, 400)
-            drafts.append(Draft(begins_s, prompt, length, 512, after=after))
-            after = len(drafts) - 1, float(rng.exponential(15.0))
-            prompt = np.concatenate([prompt, answer(length)])
-        tokens += len(prompt)
+        document = ids(rng, log_normal(rng, 2500, 0.3, 5000))
+        tokens += talk(rng, drafts, begins_s, document, 6, asked=(250, 0.6, 800), pause_s=15.0)
     return traffic_of(drafts, kv_tokens=max(tokens // 10, 16_384))
+
+
+def talk(
+    rng: np.random.Generator, drafts: list[Draft], begins_s: float, prompt: Int32Array, turns: int,
+    *, asked: tuple[float, float, int], pause_s: float,
+) -> int:  # fmt: skip
+    """Drafts a session whose every turn has all before it; how many tokens it comes to.
+
+    asked    median, spread and most of what a turn asks, as `log_normal` takes them
+    pause_s  between an answer and the next turn, on average
+    """
+    after: tuple[int, float] | None = None
+    for _ in range(turns):
+        prompt = np.concatenate([prompt, ids(rng, log_normal(rng, *asked))])
+        length = log_normal(rng, 120, 0.6, 400)
+        drafts.append(Draft(begins_s, prompt, length, 512, after=after))
+        after = len(drafts) - 1, float(rng.exponential(pause_s))
+        prompt = np.concatenate([prompt, answer(length)])
+    return len(prompt)
 
 
 def answer(length: int) -> Int32Array:
