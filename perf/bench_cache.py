@@ -6,6 +6,8 @@
 All runs are of one engine each, without a server, greedy, EOS ignored, seeded.
 - copies: bandwidth of pages that go out and in on their stream alone, and decode steps beside such
   copies against decode steps without.
+- system prompt and turns: 64 clients take eight turns of 200 tokens in and 200 out, all after the
+  same 2,048 tokens. Cache on and off.
 - conversations: clients take turns; every prompt is all that was said before, and something new. A
   client speaks again once it was answered. With a pool that holds a tenth of what they come to:
   without a host tier, and with one, write-through and write-back. With plenty: cache on and off.
@@ -39,6 +41,7 @@ from perf.workloads import write_config
 
 FULL: Final = Size(64, 8, 200, 200, 2048, 64, 200, 1 << 20)
 TINY: Final = Size(4, 3, 20, 6, 64, 8, 5, 3)
+_TURNS: Final = "system prompt and turns"
 Part = tuple[str, Callable[[float], dict[str, Any]]]  # its name, and how it runs until a time
 
 
@@ -46,7 +49,9 @@ Part = tuple[str, Callable[[float], dict[str, Any]]]  # its name, and how it run
 @click.option("--model", type=click.Choice(list(SHAPES)), default="0.6B", help="Shape of Qwen3.")
 @click.option("--tiny", is_flag=True, help="A small model and small workloads, on a CPU.")
 @click.option("--seconds", default=150.0, help="When to end, from the start of the first part.")
-def main(model: str, tiny: bool, seconds: float) -> None:
+@click.option("--only", default="", help="Parts whose name has this in it.")
+@click.option("--runs", default=1, show_default=True, help="Of each part.")
+def main(model: str, tiny: bool, seconds: float, only: str, runs: int) -> None:
     size = TINY if tiny else FULL
     with tempfile.TemporaryDirectory() as folder:
         path = _write_tiny(Path(folder)) if tiny else write_config(Path(folder), model)
@@ -72,7 +77,8 @@ def main(model: str, tiny: bool, seconds: float) -> None:
             if not tiny:
                 save("bench_cache", {**figures, **results}, torch.cuda.get_device_name())
 
-        _show(measure(parts_of(bench), seconds, keep))
+        parts = [part for part in parts_of(bench) if only in part[0]] * runs
+        _show(measure(parts, seconds, keep))
 
 
 def parts_of(bench: Bench) -> list[Part]:
@@ -85,6 +91,8 @@ def parts_of(bench: Bench) -> list[Part]:
     small = "conversations, a tenth of the pool"
     return [
         ("copies", lambda until_s: measure_copies(bench)),
+        (_TURNS, partial(bench.conversations, after_system=True, cache="naive")),
+        (_TURNS, partial(bench.conversations, after_system=True, cache="radix")),
         (small, partial(bench.conversations, **tenth)),
         (small, partial(bench.conversations, **host, host_cache_write="through")),
         ("conversations", partial(bench.conversations, cache="naive")),

@@ -3,12 +3,12 @@
     python -m perf.bench_frontend                  # 256 streams, HTTP/2 and HTTP/1.1, 10 ms a step
     python -m perf.bench_frontend --step-ms 0      # an engine that is never the bottleneck
     python -m perf.bench_frontend --client python --load-processes 8 --loops 1,2,4 \
-        --streams 2048 --step-ms 10 --name bench_frontend_loops
+        --streams 1024 --rounds 1 --step-ms 10 --name bench_frontend_loops
 
 The server is perf.frontend_server. The load is C programs, h2load (nghttp2) over HTTP/2 and wrk
 over HTTP/1.1, or processes of perf.stream_load, which need nothing beyond our own packages. Tokens
 are whole answers of status 200 times the tokens that each was asked for. Before anything is timed
-one answer is read and checked.
+one answer is read and checked. The file is written anew after each number of loops.
 
 loops      HTTP loops of the server
 tokens/s   offered by the engine: streams / step; carried: what clients got
@@ -199,7 +199,8 @@ def main(
     if streams % (4 * load_processes):
         raise click.ClickException(f"--streams must be a multiple of {4 * load_processes}")
     plan = Plan(streams, rounds, tokens, step_ms, load_processes if client == "python" else 0)
-    results, events = [], {}
+    results: list[dict[str, Any]] = []
+    events: dict[int, float] = {}
     for number in map(int, loops.split(",")):
         flags = ["--step-ms", str(step_ms), "--http-loops", str(number)]
         with serving([*flags, "--max-running", str(streams)], "perf.frontend_server") as served:
@@ -208,12 +209,12 @@ def main(
                 for http2 in (True, False):
                     one = measure(served, plan, http2=http2)
                     results.append({"loops": number, "run": run, **one})
-    show(results)
-    print(save(name, {
-        "streams": streams, "rounds": rounds, "tokens": tokens, "step_ms": step_ms,
-        "client": client, "load_processes": load_processes, "events_per_token_alone": events,
-        "results": results,
-    }))  # fmt: skip
+        show(results)
+        print(save(name, {
+            "streams": streams, "rounds": rounds, "tokens": tokens, "step_ms": step_ms,
+            "client": client, "load_processes": load_processes, "events_per_token_alone": events,
+            "results": results,
+        }))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class Size:
     @property
     def context(self) -> int:
         """Of the longest request, in whole pages."""
-        longest = max(self.turns * (self.new_in + self.new_out), self.system + self.new_in)
-        return -(-(longest + self.new_out) // self.page_size) * self.page_size
+        longest = self.system + self.turns * (self.new_in + self.new_out)
+        return -(-longest // self.page_size) * self.page_size
 
     @property
     def conversation_tokens(self) -> int:
@@ -152,13 +152,16 @@ class Bench:
         ends = [[self._ids(rng, size.new_in)] for _ in range(size.clients)]
         return self._run([system] * size.clients, ends, until_s, settings)
 
-    def conversations(self, until_s: float, **settings: Any) -> dict[str, Any]:
-        """Every client has a history of its own."""
+    def conversations(
+        self, until_s: float, *, after_system: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Every client has a history of its own, which may begin with one system prompt."""
         size, rng = self.size, np.random.default_rng(2)
+        begin = self._ids(rng, size.system) if after_system else _NOTHING
         ends = [
             [self._ids(rng, size.new_in) for _ in range(size.turns)] for _ in range(size.clients)
         ]
-        return self._run([_NOTHING] * size.clients, ends, until_s, settings)
+        return self._run([begin] * size.clients, ends, until_s, settings)
 
     def _run(
         self,
