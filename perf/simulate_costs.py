@@ -35,14 +35,14 @@ class StepCosts:
 # From perf/results/bench_step_*.json and the decode table of PERF.md (one H200, context 600): the
 # step at batch 1; keys and values at 4.1 TB/s; the rest at batch 256, a row each; prefill over all
 # 142,827 tokens of the offline workload. At batch 128 this says 13.8 ms for 14B; 13.2 is measured.
-# Copies: the 112 and 160 KiB of a token's keys and values at 50 GB/s, which is what PCIe 5.0 with
-# 16 lanes leaves of its 63. Assumed, not measured: perf.bench_cache measures it on a GPU.
+# Copies: the 112 and 160 KiB of a token's keys and values at 53.5 GB/s (perf.bench_cache: 54.0 to
+# host memory, 53.3 back).
 COSTS: Final = {
     "0.6B": StepCosts(
-        step=1.10, decode_row=0.001, kv_token=0.000028, prefill_token=0.0022, copied_token=0.0023
+        step=1.10, decode_row=0.001, kv_token=0.000028, prefill_token=0.0022, copied_token=0.0021
     ),
     "14B": StepCosts(
-        step=8.40, decode_row=0.018, kv_token=0.000040, prefill_token=0.039, copied_token=0.0033
+        step=8.40, decode_row=0.018, kv_token=0.000040, prefill_token=0.039, copied_token=0.0031
     ),
 }
 
