@@ -4,10 +4,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from client.certificates import tls_for
+from client.http1 import Http1Transport
 from client.http2 import Http2Transport
 
 KEY_VARIABLES: Final = ("PLAIT_API_KEY", "OPENAI_API_KEY")
@@ -45,12 +47,22 @@ def headers_of(key: str | None) -> dict[str, str]:
 
 def new_client(target: Target) -> httpx.AsyncClient:
     """A client without limits of its own; over HTTP/2 all requests share a connection."""
-    transport = Http2Transport() if target.http2 else None
     limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(
-        base_url=target.url, transport=transport, limits=limits, timeout=None,
+        base_url=target.url, transport=_transport_to(target), limits=limits, timeout=None,
         verify=tls_for(target.url), headers=headers_of(target.key),
     )  # fmt: skip
+
+
+def _transport_to(target: Target) -> httpx.AsyncBaseTransport | None:
+    """None: httpx's own, which knows the proxies that the environment names."""
+    if target.http2:
+        return Http2Transport()
+    url = httpx.URL(target.url)
+    proxies = getproxies()
+    if (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host):
+        return None
+    return Http1Transport(tls_for(url))
 
 
 def ask_json(url: str, path: str, key: str | None) -> Any:
