@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "dummy"]
+
 PREFILL_ATTENTIONS: Final = ("auto", "torch", "flashinfer")
 # Orders in which waiting requests start: engine/policies.py says what each means.
 SCHEDULE_POLICIES: Final = (
@@ -26,8 +29,8 @@ class EngineConfig:
 
     model: Path
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:N"
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"
+    dtype: Dtype = "auto"
+    load_format: LoadFormat = "auto"
     page_size: int = 64  # tokens a KV page holds
     max_running: int = 256  # rows: requests that hold pages at the same time
     max_model_len: int | None = None  # prompt + output, tokens; None: the checkpoint's own

@@ -92,7 +92,7 @@ async def fuzzed_bodies(victim: Victim, dice: random.Random) -> None:
             body = bytearray(json.dumps(victim.body()).encode().replace(b'"Once upon a time"', ids))
         case _:
             field = dice.choice(["max_tokens", "n", "temperature", "stop", "seed", "prompt"])
-            value = dice.choice([-1, 1e400, 10**30, None, "", [], {}, [[]], "\ud800", True])
+            value: object = dice.choice([-1, 1e400, 10**30, None, "", [], {}, [[]], "\ud800", True])
             body = bytearray(json.dumps(victim.body(**{field: value})).encode())
     await victim.say(victim.post(bytes(body)))
 

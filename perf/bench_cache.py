@@ -84,10 +84,10 @@ def main(model: str, tiny: bool, seconds: float, only: str, runs: int) -> None:
 def parts_of(bench: Bench) -> list[Part]:
     """What is measured, in the order of how much it would be missed."""
     size = bench.size
-    tenth = {"max_kv_tokens": max(size.conversation_tokens // 10, size.context)}
+    tenth: dict[str, Any] = {"max_kv_tokens": max(size.conversation_tokens // 10, size.context)}
     pages = size.conversation_tokens // size.page_size
     # Pinning memory takes its time: so there is room for the conversations, and little more.
-    host = {**tenth, "host_cache_gib": 1.1 * pages * bench.page_bytes / 2**30}
+    host: dict[str, Any] = {**tenth, "host_cache_gib": 1.1 * pages * bench.page_bytes / 2**30}
     small = "conversations, a tenth of the pool"
     return [
         ("copies", lambda until_s: measure_copies(bench)),

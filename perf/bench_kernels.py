@@ -10,6 +10,7 @@ way of sharing the work out. The JSON holds the measured copy and matrix rates b
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -82,7 +83,7 @@ class Layer:
         pages = sum(counts) + 1
         order = (torch.randperm(pages - 1) if shuffled else torch.arange(pages - 1)) + 1
         table = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
-        for row, part in enumerate(order.split(counts)):
+        for row, part in enumerate(torch.split(order, counts)):
             table[row, : counts[row]] = part
         shape = (pages, page_size, kv_heads, head_dim)
         self.k, self.v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
@@ -198,7 +199,7 @@ def small_rows(timer: ColdTimer, n: int, size: int, ffn: int) -> Iterator[dict[s
         sampler = Sampler(n, vocabulary, logits.device)
         yield figure(
             f"sample {n} {name}", timer,
-            lambda s=sampler, st=state: s.sample_into(ids, logits, st, positions), logits.nbytes,
+            partial(sampler.sample_into, ids, logits, state, positions), logits.nbytes,
         )  # fmt: skip
 
 
@@ -209,13 +210,13 @@ def linear_rows(timer: ColdTimer, n: int, sweep: bool) -> Iterator[dict[str, Any
         x = torch.randn((n, size), device="cuda").to(torch.bfloat16)
         weight = torch.randn((outputs, size), device="cuda").to(torch.bfloat16)
         moved = x.nbytes + weight.nbytes + 2 * n * outputs
-        yield figure(f"{name} {n} cuBLAS", timer, lambda x=x, w=weight: F.linear(x, w), moved)
+        yield figure(f"{name} {n} cuBLAS", timer, partial(F.linear, x, weight), moved)
         chosen = cuda_linear.many_tuning(n, outputs, size, multiprocessors(x.device))
         for tuning in variants(chosen) if sweep else (chosen,):
             yield figure(
                 f"{name} {n} c{tuning.columns} splits {tuning.splits} stages {tuning.stages}",
                 timer,
-                lambda x=x, w=weight, t=tuning: cuda_linear.many_linear(x, w, t),
+                partial(cuda_linear.many_linear, x, weight, tuning),
                 moved,
             )
 

@@ -58,8 +58,10 @@ class NoStreams:
     """As `CudaStreams`, without a device and without work."""
 
     def __init__(self) -> None:
-        self.copy_in, self.forward, self.copy_out = NoStream(), NoStream(), NoStream()
-        self.pages = NoStream()
+        self.copy_in: Stream = NoStream()
+        self.forward: Stream = NoStream()
+        self.copy_out: Stream = NoStream()
+        self.pages: Stream = NoStream()
 
     def enter_thread(self) -> None: ...
 

@@ -25,6 +25,7 @@ import perf  # noqa: F401  (the path)
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.cuda_executor import CudaExecutor
+from engine.models.moe import MoeMlp
 from gpu_ops import moe_tiles
 from gpu_ops.moe_tiles import MoeShape
 from perf.bench_step import TimedExecutor, forget_prompts, profiled, show
@@ -82,6 +83,7 @@ def decode_step(batch: int = 64, context: int = 600) -> dict[str, Any]:
         )
         engine = build_engine(config)
     executor = engine._executor
+    assert isinstance(executor, CudaExecutor)
     timed = engine._executor = TimedExecutor(executor)
     load = Workload(prompts, [new] * batch, 0.6)
     results = []
@@ -120,13 +122,14 @@ def active_experts(executor: CudaExecutor, batch: int) -> float:
     def counting(router: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def count(x: Tensor) -> Tensor:
             logits = router(x)
-            found.append(len(logits.float().topk(A3B.top_k).indices.unique()))
+            found.append(len(torch.unique(logits.float().topk(A3B.top_k).indices)))
             return logits
 
         return count
 
     for layer in executor._decode._parts.model.layers:
-        layer.mlp.router = counting(layer.mlp.router)
+        assert isinstance(layer.mlp, MoeMlp)
+        layer.mlp.router = counting(layer.mlp.router)  # type: ignore[assignment]
     with torch.inference_mode():
         executor._rows.decode_rows[:batch] = torch.arange(batch, device="cuda")
         executor._decode._forward(batch)

@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ def streams(bench: Bench, runs: int, new: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"one": [], "transformers": [], "sixteen": []}
     for _ in track(range(runs), "streams"):
         one, many = fresh(), [fresh() for _ in range(16)]
-        rates["one"].append(new / timed(lambda one=one: bench.greedy([one], new)))
-        rates["transformers"].append(new / timed(lambda one=one: bench.peer_greedy(one, new)))
-        rates["sixteen"].append(16 * new / timed(lambda many=many: bench.greedy(many, new)))
+        rates["one"].append(new / timed(partial(bench.greedy, [one], new)))
+        rates["transformers"].append(new / timed(partial(bench.peer_greedy, one, new)))
+        rates["sixteen"].append(16 * new / timed(partial(bench.greedy, many, new)))
     median = {name: statistics.median(values) for name, values in rates.items()}
     pairs = zip(rates["one"], rates["transformers"], strict=True)
     return {
@@ -155,15 +156,15 @@ def main(
         "model": config.model.name,
         "dtype": bench.engine.facts.dtype,
         "threads": torch.get_num_threads(),
-        "streams": streams(bench, runs, new),
-        "seed_0": seed_0(bench, requests, scale),
+        "streams": (of_streams := streams(bench, runs, new)),
+        "seed_0": (of_seed_0 := seed_0(bench, requests, scale)),
     }
     table = Table("figure", "value", title=f"{config.model.name}, {figures['dtype']}")
-    for name, value in figures["streams"]["tokens_per_s"].items():
+    for name, value in of_streams["tokens_per_s"].items():
         table.add_row(f"{name}: tokens/s", f"{value:.1f}")
     for name in ("one_over_transformers", "sixteen_over_one"):
-        table.add_row(name, f"{figures['streams'][name]:.2f} ×")
-    for name, value in figures["seed_0"].items():
+        table.add_row(name, f"{of_streams[name]:.2f} ×")
+    for name, value in of_seed_0.items():
         table.add_row(f"seed 0: {name}", f"{value:.4g}")
     Console().print(table)
     print(save("bench_offline", figures))

@@ -218,7 +218,7 @@ def profiled(engine: Engine, load: Workload, first_id: int, after: int) -> dict[
     spans = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     )
     return device_time(spans)
 

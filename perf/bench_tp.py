@@ -15,6 +15,7 @@ step        `launch_no_sync` and its tokens; and what a rank above 0 spends betw
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,9 @@ BATCHES: Final = (1, 32, 256)
 CONTEXT: Final = 600
 STEPS: Final = 40
 
+Receive = Callable[[], Int32Array | None]
+Way = tuple[Callable[[Int32Array], Any], Receive]
+
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
     """Median and 99th percentile, µs."""
@@ -55,7 +59,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def time_descriptors(
-    place: Rank, words: int, send: Callable[[Int32Array], Any], receive: Callable[[], Int32Array]
+    place: Rank, words: int, send: Callable[[Int32Array], Any], receive: Receive
 ) -> dict[str, dict[str, float]]:
     """Of this rank's side: sending on rank 0, arriving on others; the slowest rank's are kept."""
     block = np.zeros(words, np.int32)
@@ -71,20 +75,25 @@ def time_descriptors(
             spent.append((time.monotonic_ns() - begun) / 1e9)
         else:
             got = receive()
+            assert got is not None, "no block came"
             spent.append((time.monotonic_ns() - int(got[14:16].view(np.int64)[0])) / 1e9)
     told: list[Any] = [None] * place.size
     dist.all_gather_object(told, percentiles(spent[10:]))
     return {"sending": told[0], "arriving": max(told[1:], key=lambda one: float(one["median"]))}
 
 
+def _nothing() -> None:
+    """What rank 0 receives of its own."""
+
+
 def bench_descriptors(place: Rank) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     if place.rank == 0:
         _, sender = await_ranks(place.job, place.size, 60)
-        links = (sender.send, lambda: np.empty(0, np.int32))
+        links: Way = (sender.send, _nothing)
     else:
         _, receiver = meet_rank_0(place.job, place.rank, 60)
-        links = (lambda _: None, lambda: receiver.receive(60.0))  # type: ignore[assignment]
+        links = (lambda _: None, partial(receiver.receive, 60.0))
     path = Path("/dev/shm") / f"plait-bench-{os.getuid()}-{place.job}"
     if place.rank == 0:
         ring = SharedRing(path, create=True)
@@ -103,14 +112,13 @@ def bench_descriptors(place: Rank) -> dict[str, Any]:
             return tensor.numpy()
 
         blank = np.zeros(words, np.int32)
-        ways = {
+        ways: dict[str, Way] = {
             "links": links,
             "shared ring": (ring.send, ring.receive),
-            "gloo": (broadcast, lambda blank=blank, send=broadcast: send(blank)),
+            "gloo": (broadcast, partial(broadcast, blank)),
         }
         figures[f"{4 * words} bytes"] = {
-            name: time_descriptors(place, words, *way)  # type: ignore[arg-type]
-            for name, way in ways.items()
+            name: time_descriptors(place, words, *way) for name, way in ways.items()
         }
     return figures
 
@@ -122,8 +130,8 @@ def bench_collectives(group: RankGroup, device: str) -> dict[str, Any]:
         x = torch.ones((batch, HIDDEN), dtype=torch.bfloat16, device=device)
         pair = torch.ones((2, batch), dtype=torch.float64, device=device)
         figures[f"batch {batch}"] = {
-            "all_reduce": time_collective(lambda x=x: group.all_reduce_(x), device),
-            "all_gather": time_collective(lambda pair=pair: group.all_gather(pair), device),
+            "all_reduce": time_collective(partial(group.all_reduce_, x), device),
+            "all_gather": time_collective(partial(group.all_gather, pair), device),
         }
     return figures
 

@@ -12,7 +12,7 @@ is told, and float32 is what must be exact. Exit code 1 where it is not.
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import click
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from engine.build import build_engine, build_executor
-from engine.config import EngineConfig
+from engine.config import Dtype, EngineConfig, LoadFormat
 from engine.core import Engine
 from engine.model_config import read_model_config
 from engine.rank_group import device_of_rank
@@ -89,14 +89,16 @@ def compare(expected: Answers, told: Answers) -> float:
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path), required=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--load-format", default="auto", show_default=True)
-def main(model: Path, device: str, dtype: str, load_format: str) -> None:
+@click.option("--dtype", type=click.Choice(get_args(Dtype)), default="float32", show_default=True)
+@click.option(
+    "--load-format", type=click.Choice(get_args(LoadFormat)), default="auto", show_default=True
+)
+def main(model: Path, device: str, dtype: Dtype, load_format: LoadFormat) -> None:
     place = Rank.of_environment()
     config = EngineConfig(
         model, device=device, dtype=dtype, load_format=load_format, page_size=16, max_running=16,
         max_model_len=256, max_kv_tokens=4096, prefill_budget=64, cpu_threads=1,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     config = device_of_rank(config, place.rank, place.size)
     if device == "cuda":
         torch.cuda.set_device(config.device)

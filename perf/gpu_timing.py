@@ -25,7 +25,7 @@ class ColdTimer:
         for _ in range(repeats):
             for _ in range(_FLUSHES):
                 self._flush.sum()
-            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun, ended = (_event() for _ in range(2))
             begun.record()
             run()
             ended.record()
@@ -40,7 +40,7 @@ class ColdTimer:
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """A graph of `run`, which has run once before on a stream of its own."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
@@ -55,7 +55,7 @@ def replay_times_ms(graph: torch.cuda.CUDAGraph, replays: int = 20) -> list[floa
     """Times of back-to-back replays, after three warm-ups."""
     for _ in range(3):
         graph.replay()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    events = [_event() for _ in range(replays + 1)]
     events[0].record()
     for event in events[1:]:
         graph.replay()
@@ -96,3 +96,7 @@ def _driver() -> str:
     pynvml.nvmlInit()
     version = pynvml.nvmlSystemGetDriverVersion()
     return version if isinstance(version, str) else version.decode()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -92,7 +92,7 @@ class Step:
         """And how many experts have a token."""
         shape = self.experts.shape
         chosen = self.logits.float().topk(shape.top_k).indices
-        active = len(chosen.unique())
+        active = len(torch.unique(chosen))
         moved = active * 3 * shape.ffn * shape.size * 2 + 2 * self.x.nbytes + self.logits.nbytes
         flops = 6 * chosen.numel() * shape.ffn * shape.size
         return max(moved / FLOOR_TB_S / 1e6, flops / FLOOR_TFLOPS / 1e6), active

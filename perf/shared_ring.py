@@ -47,4 +47,5 @@ class SharedRing:
             if looks > _SPINS:
                 time.sleep(min(_LONGEST_SLEEP_S, 20e-6 * (looks - _SPINS)))
         self._turn = turn
-        return slot[16 : 16 + int(slot[16 + H_WORDS])].copy()
+        block: Int32Array = slot[16 : 16 + int(slot[16 + H_WORDS])].copy()
+        return block

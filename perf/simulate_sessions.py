@@ -41,7 +41,7 @@ def parked_chats(seed: int, requests: int) -> Traffic:
 
 def talk(
     rng: np.random.Generator, drafts: list[Draft], begins_s: float, prompt: Int32Array, turns: int,
-    *, asked: tuple[float, float, int], pause_s: float,
+    *, asked: tuple[int, float, int], pause_s: float,
 ) -> int:  # fmt: skip
     """Drafts a session whose every turn has all before it; how many tokens it comes to.
 

@@ -51,7 +51,8 @@ class Draft:
 
 def bursty_chat(seed: int, requests: int) -> Traffic:
     """Chats that arrive in bursts: for 3 of 15 seconds six times as many as else."""
-    rng, drafts, now_s = np.random.default_rng(seed), [], 0.0
+    rng, now_s = np.random.default_rng(seed), 0.0
+    drafts: list[Draft] = []
     while len(drafts) < requests:
         now_s += rng.exponential(1 / (24.0 if now_s % 15 < 3 else 4.0))
         prompt = ids(rng, log_normal(rng, 350, 0.9, 4000))
@@ -61,7 +62,8 @@ def bursty_chat(seed: int, requests: int) -> Traffic:
 
 def long_among_short(seed: int, requests: int) -> Traffic:
     """Chats, and a prompt of 8,000 tokens each second."""
-    rng, drafts, now_s = np.random.default_rng(seed), [], 0.0
+    rng, now_s = np.random.default_rng(seed), 0.0
+    drafts: list[Draft] = []
     next_long_s = 0.0
     while len(drafts) < requests:
         now_s += rng.exponential(1 / 5.0)
@@ -82,7 +84,8 @@ def short_alone(seed: int, requests: int) -> Traffic:
 
 def shared_prompts(seed: int, requests: int) -> Traffic:
     """Of 60 applications with a system prompt of 3,000 tokens each; the cache holds a third."""
-    rng, drafts, now_s = np.random.default_rng(seed), [], 0.0
+    rng, now_s = np.random.default_rng(seed), 0.0
+    drafts: list[Draft] = []
     systems = [ids(rng, 3000) for _ in range(60)]
     while len(drafts) < requests:
         now_s += rng.exponential(1 / 14.0)

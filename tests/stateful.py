@@ -33,7 +33,8 @@ class CountedMachine(RuleBasedStateMachine):
 
 def run_operations(machine: type[CountedMachine], operations: int) -> tuple[int, list[int]]:
     """Runs at least so many operations; how many it were, and the seeds of the rounds."""
-    tally, seeds = [0], []
+    tally = [0]
+    seeds: list[int] = []
     fresh = random.SystemRandom()
     while tally[0] < operations or len(seeds) <= len(machine.kept_seeds):
         kept = machine.kept_seeds[len(seeds) :]

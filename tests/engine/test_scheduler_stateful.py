@@ -34,7 +34,7 @@ class SchedulerMachine(CountedMachine):
     """Drives an engine over a fake executor; the model is `expected_output`."""
 
     stretch: ClassVar[int] = 1  # how often each token of a prompt comes
-    kept_seeds = (
+    kept_seeds: ClassVar[tuple[int, ...]] = (
         3_471_848_540,  # who had to start and who was more urgent took turns for ever
     )
 
@@ -306,7 +306,7 @@ class PressedMachine(SchedulerMachine):
         ),
         late_copies=st.booleans(),
     )
-    def build(self, policy: str, **settings: Any) -> None:  # type: ignore[override]
+    def build(self, policy: str, **settings: Any) -> None:
         super().build(
             policy=(policy, None), cache="radix", overtakings=256, target_itl_s=None, **settings
         )
