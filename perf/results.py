@@ -52,15 +52,19 @@ def _module() -> str:
 
 
 def _commit() -> str:
-    """The commit, with a mark where the tree differs from it."""
-    root = FOLDER.parent.parent
+    """The commit, with a mark where the tree differs from it in more than results."""
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=root, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        commit = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", ":/", f":!{FOLDER}")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    run = subprocess.run(
+        ["git", *arguments], cwd=FOLDER.parent, capture_output=True, text=True, check=True
+    )
     return run.stdout.strip()
 
 
