@@ -23,20 +23,19 @@ class EventReader:
 
     def feed(self, part: bytes) -> list[dict[str, Any]]:
         """The chunks that `part` completes. Raises StreamError."""
-        more, *lines = part.split(b"\n")
-        self._line.append(more)
+        first, *lines = part.split(b"\n")
+        self._line.append(first)
         chunks = []
-        for line in lines:
-            chunks += self._take(b"".join(self._line).rstrip(b"\r"))
-            self._line = [line]
+        for following in lines:
+            line = (b"".join(self._line) if len(self._line) > 1 else self._line[0]).rstrip(b"\r")
+            self._line = [following]
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:  # else a comment, or a field that says nothing to us
+                chunks += self._event()
         return chunks
 
-    def _take(self, line: bytes) -> list[dict[str, Any]]:
-        if line.startswith(b"data:"):
-            self._data.append(line[5:].removeprefix(b" "))
-            return []
-        if line or not self._data:  # a comment, or a field that says nothing to us
-            return []
+    def _event(self) -> list[dict[str, Any]]:
         text, self._data = b"\n".join(self._data).decode(errors="replace"), []
         if text == DONE:
             self.is_done = True

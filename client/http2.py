@@ -5,7 +5,9 @@ RST_STREAM, so that the server works on, for nobody. Load that leaves must be se
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 import h2.config
@@ -16,40 +18,23 @@ import h2.exceptions
 import httpx
 
 from client.certificates import tls_for
+from client.wire import Answer, Head, connect
 
 WINDOW_BYTES: Final = 1 << 24  # never a reason to wait: what comes is read at once
 
 _CLOSED: Final = "the connection is closed"
 
 
-class _Stream(httpx.AsyncByteStream):
-    """One request's answer as it comes in. Owned by the loop."""
+class _Stream(Answer):
+    """One request's answer, and the room for its body. Owned by the loop."""
 
-    def __init__(self, connection: "_Connection", stream_id: int) -> None:
-        self._connection = connection
-        self._id = stream_id
-        self.head: asyncio.Future[list[tuple[bytes, bytes]]] = asyncio.Future()
+    def __init__(self, leave: Callable[[], None]) -> None:
+        super().__init__(leave)
         self.room = asyncio.Event()  # set whenever more of the request may be sent
-        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: the end
-        self.error: str | None = None
-        self.ended = False
 
-    def fail(self, error: str) -> None:
-        self.ended, self.error = True, error
-        if not self.head.done():
-            self.head.set_exception(httpx.RemoteProtocolError(error))
-            self.head.exception()  # nobody may be waiting for it
-        self.room.set()
-        self.parts.put_nowait(None)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (part := await self.parts.get()) is not None:
-            yield part
-        if self.error is not None:
-            raise httpx.RemoteProtocolError(self.error)
-
-    async def aclose(self) -> None:
-        self._connection.leave(self._id)
+    def end(self) -> None:
+        super().end()
+        self.room.set()  # nobody waits for more of it
 
 
 class _Connection(asyncio.Protocol):
@@ -71,7 +56,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         for stream in self._streams.values():
-            stream.fail(f"{_CLOSED}: {exc}")
+            stream.fail(_lost(f"{_CLOSED}: {exc}"))
         self._streams.clear()
         self._transport = None
 
@@ -96,14 +81,13 @@ class _Connection(asyncio.Protocol):
         if stream is None:
             return
         if isinstance(event, h2.events.ResponseReceived):
-            stream.head.set_result(event.headers)
+            stream.head.set_result(_head_of(event.headers))
         elif isinstance(event, h2.events.DataReceived) and event.data:
-            stream.parts.put_nowait(event.data)
+            stream.put(event.data)
         elif isinstance(event, h2.events.StreamEnded):
-            stream.ended = True
-            stream.parts.put_nowait(None)
+            stream.end()
         elif isinstance(event, h2.events.StreamReset):
-            stream.fail(f"the server reset the stream: {event.error_code}")
+            stream.fail(_lost(f"the server reset the stream: {event.error_code}"))
 
     # What the transport calls
 
@@ -113,21 +97,16 @@ class _Connection(asyncio.Protocol):
 
     async def send(self, request: httpx.Request, body: bytes) -> httpx.Response:
         stream_id = self._h2.get_next_available_stream_id()
-        stream = self._streams[stream_id] = _Stream(self, stream_id)
+        stream = self._streams[stream_id] = _Stream(partial(self.leave, stream_id))
         try:
             self._h2.send_headers(stream_id, _headers(request), end_stream=not body)
             self._flush()
             if body:
                 await self._send_body(stream, stream_id, body)
-            head = await stream.head
+            return await stream.response("HTTP/2")
         except BaseException:  # a cancellation, for the most part
             self.leave(stream_id)
             raise
-        status = next(int(value) for name, value in head if name == b":status")
-        headers = [(name, value) for name, value in head if not name.startswith(b":")]
-        return httpx.Response(
-            status, headers=headers, stream=stream, extensions={"http_version": b"HTTP/2"}
-        )
 
     async def _send_body(self, stream: _Stream, stream_id: int, body: bytes) -> None:
         sent = 0
@@ -152,7 +131,7 @@ class _Connection(asyncio.Protocol):
 
     def close(self, reason: str = _CLOSED) -> None:
         for stream in self._streams.values():
-            stream.fail(reason)
+            stream.fail(_lost(reason))
         self._streams.clear()
         if self._transport is not None:
             self._transport.close()
@@ -182,18 +161,20 @@ class Http2Transport(httpx.AsyncBaseTransport):
 
 
 async def _open(url: httpx.URL) -> _Connection:
-    context = None
+    tls: ssl.SSLContext | None = None
     if url.scheme == "https":
-        context = tls_for(url)
-        context.set_alpn_protocols(["h2"])
-    port = url.port or (443 if context else 80)
-    try:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            _Connection, url.host, port, ssl=context
-        )
-    except OSError as error:
-        raise httpx.ConnectError(str(error)) from error
-    return connection
+        tls = tls_for(url)
+        tls.set_alpn_protocols(["h2"])
+    return await connect(_Connection, url, tls)
+
+
+def _lost(why: str) -> httpx.HTTPError:
+    return httpx.RemoteProtocolError(why)
+
+
+def _head_of(headers: list[tuple[bytes, bytes]]) -> Head:
+    status = next(int(value) for name, value in headers if name == b":status")
+    return Head(status, [(name, value) for name, value in headers if not name.startswith(b":")])
 
 
 def _headers(request: httpx.Request) -> list[tuple[bytes, bytes]]:

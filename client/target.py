@@ -62,7 +62,7 @@ def _transport_to(target: Target) -> httpx.AsyncBaseTransport | None:
     proxies = getproxies()
     if (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host):
         return None
-    return Http1Transport(tls_for(url))
+    return Http1Transport()
 
 
 def ask_json(url: str, path: str, key: str | None) -> Any:
