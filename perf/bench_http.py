@@ -74,7 +74,9 @@ def main(
             asking = Asking(target, Sampling(chat=False, temperature=0.6))
             for run in range(runs):
                 pace = Pace(concurrency=256, threads=threads)
-                figures = summarise(run_load(asking, sessions(run), pace, console, f"run {run}"))
+                figures = summarise(
+                    run_load(asking, sessions(run), pace, console, f"run {run}").samples
+                )
                 if figures["failed"]:
                     raise click.ClickException(f"requests failed: {figures['errors']}")
                 results.append(figures)

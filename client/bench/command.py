@@ -15,11 +15,12 @@ import click
 from rich.console import Console
 
 from client.bench.figures import Targets, distributions, summarise
-from client.bench.load import Asking, Sample
+from client.bench.load import Asking
 from client.bench.options import DATASETS, RATE, TOKENS, Workload
 from client.bench.plots import NoMatplotlib, draw
 from client.bench.record import NoRecord, read_record, write_record
-from client.bench.runner import Pace, run_load
+from client.bench.runner import Pace, Ran, run_load
+from client.bench.strain import Strain, threads_for
 from client.bench.tables import markdown_of, tables_of
 from client.bench.workload import Sampling
 from client.target import NoServer, Target, ask_json, key_of_environment, model_of, root_of
@@ -72,8 +73,9 @@ class Run:
               "2-20 rises from 2 to 20.")  # fmt: skip
 @click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
               help="A trace's clock.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True,
-              help="Of the load; each has a loop.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1),
+              help="Of the load; each has a loop.  [default: one for 32 sessions at a time, and at "
+              "most half of the processors]")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True,
               help="Sessions before anything counts.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True)
@@ -101,8 +103,8 @@ def bench(compare: tuple[Path, ...], plots: Path | None, json_out: Path | None,
     workload = _workload_of(flags)
     count = _counter(flags["tokenizer"])
     run = _run_of(flags, workload, count)
-    samples = _measure(run, workload, count or _estimate)
-    record = _report(run, workload, samples, json_out)
+    ran = _measure(run, workload, count or _estimate)
+    record = _report(run, workload, ran, json_out)
     if plots is not None:
         _draw([record], plots)
     if record["figures"]["failed"]:
@@ -131,47 +133,59 @@ def _run_of(flags: dict[str, Any], workload: Workload, count: Callable[[str], in
     sampling = Sampling(chat, flags["ignore_eos"], flags["temperature"])
     target = Target(url, model, flags["http"] == "2", key)
     at_a_time = None if workload.is_timed else flags["concurrency"]
+    threads = flags["threads"] or threads_for(at_a_time or workload.requests)
     return Run(
         Asking(target, sampling, count, flags["timeout_s"]),
-        Pace(at_a_time, flags["threads"], flags["ramp_up_s"]),
+        Pace(at_a_time, threads, flags["ramp_up_s"]),
         Targets(flags["ttft_ms"], flags["itl_ms"]),
         flags["warmup"],
         flags["label"] or model,
     )
 
 
-def _measure(run: Run, workload: Workload, count: Callable[[str], int]) -> list[Sample]:
+def _measure(run: Run, workload: Workload, count: Callable[[str], int]) -> Ran:
     """Raises click.ClickException where the warm-up fails: nothing would be worth timing."""
     console = Console(stderr=True)
     sessions = workload.sessions(count)
     if run.warmup:
         first = workload.warm_up(run.warmup).sessions(count)
         warm = run_load(run.asking, first, Pace(1), console, "warm-up")
-        wrong = next((sample.error for sample in warm if sample.error), None)
+        wrong = next((sample.error for sample in warm.samples if sample.error), None)
         if wrong is not None:
             raise click.ClickException(f"nothing was timed, since the warm-up failed: {wrong}")
     return run_load(run.asking, sessions, run.pace, console, "requests")
 
 
-def _report(
-    run: Run, workload: Workload, samples: list[Sample], json_out: Path | None
-) -> dict[str, Any]:
-    figures = summarise(samples, run.targets)
+def _report(run: Run, workload: Workload, ran: Ran, json_out: Path | None) -> dict[str, Any]:
+    figures = summarise(ran.samples, run.targets)
     target = run.asking.target
     Console().print(tables_of(figures, f"{run.label} at {target.url}, HTTP/{1 + target.http2}"))
+    _tell(ran.strain)
     record: dict[str, Any] = {
         "label": run.label,
         "server": {"url": target.url, "model": target.model, "http": 1 + target.http2,
                    "version": _version_of(target)},
         "workload": {**dataclasses.asdict(workload), "file": workload.file and workload.file.name,
-                     **dataclasses.asdict(run.pace), **dataclasses.asdict(run.asking.sampling)},
+                     "concurrency": run.pace.concurrency, "ramp_up_s": run.pace.ramp_up_s,
+                     **dataclasses.asdict(run.asking.sampling)},
+        "client": dataclasses.asdict(ran.strain),
         "figures": figures,
-        "distributions": distributions(samples),
+        "distributions": distributions(ran.samples),
     }  # fmt: skip
     if json_out is not None:
-        write_record(json_out, samples=samples, **record)
+        write_record(json_out, samples=ran.samples, **record)
         click.echo(json_out)
     return record
+
+
+def _tell(strain: Strain) -> None:
+    """Whether the figures are the server's."""
+    click.echo(strain)
+    if strain.is_too_much:
+        click.echo(
+            "warning: the load itself could not keep up, so that these times are not the server's "
+            "alone: more --threads, or another machine for it", err=True,
+        )  # fmt: skip
 
 
 def _version_of(target: Target) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from client.bench.strain import Strain, watching
 from client.bench.workload import CountTokens, History, Sampling, Session, Turn
 from client.events import EventReader, StreamError, text_of
 from client.target import Target, new_client
@@ -134,6 +135,7 @@ class LoadThread:
     concurrency: int | None  # sessions at a time; None: each at its planned time
     ramp_up_s: float = 0.0  # until all of `concurrency` have begun
     samples: list[Sample] = field(default_factory=list)
+    strain: Strain | None = None  # once all has been sent and answered
     failure: BaseException | None = None
 
     def start(self, start_s: float) -> threading.Thread:
@@ -149,8 +151,13 @@ class LoadThread:
             self.failure = failure
 
     async def _send_all(self, start_s: float) -> None:
+        await asyncio.sleep(start_s - time.perf_counter())
+        async with watching() as watch:
+            await self._send_sessions(start_s)
+            self.strain = watch.strain()
+
+    async def _send_sessions(self, start_s: float) -> None:
         async with new_client(self.asking.target) as client, asyncio.TaskGroup() as group:
-            await asyncio.sleep(start_s - time.perf_counter())
             if self.concurrency is None:
                 for session in self.sessions:
                     group.create_task(self._send_at(client, session, start_s))

@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from client.bench.load import Asking, LoadThread, Sample
+from client.bench.strain import Strain, worst
 from client.bench.workload import Session, turns_in
 
 _LOOK_S = 0.1
@@ -43,10 +44,18 @@ class Pace:
         ]  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A load that has been sent: what came of it, and how hard it was for its threads."""
+
+    samples: list[Sample]
+    strain: Strain
+
+
 def run_load(
     asking: Asking, sessions: Sequence[Session], pace: Pace, console: Console, title: str,
     *, transient: bool = False,
-) -> list[Sample]:  # fmt: skip
+) -> Ran:  # fmt: skip
     """Sends all sessions and waits for every answer.
 
     transient  the bar goes once all have come, and is for terminals alone
@@ -63,7 +72,8 @@ def run_load(
     for load in loads:
         if load.failure is not None:
             raise load.failure
-    return [sample for load in loads for sample in load.samples]
+    samples = [sample for load in loads for sample in load.samples]
+    return Ran(samples, worst([load.strain for load in loads if load.strain is not None]))
 
 
 def _progress(console: Console, transient: bool) -> Progress:

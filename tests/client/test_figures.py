@@ -76,8 +76,8 @@ def test_ranges(text: str, found: tuple[int, int]) -> None:
 
 def result(path: Path, label: str) -> Path:
     write_record(
-        path, label=label, server={}, workload={"dataset": label}, figures=summarise(ALL),
-        distributions=distributions(ALL), samples=ALL,
+        path, label=label, client={"threads": 1}, server={}, workload={"dataset": label},
+        figures=summarise(ALL), distributions=distributions(ALL), samples=ALL,
     )  # fmt: skip
     return path
 

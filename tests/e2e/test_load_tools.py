@@ -140,7 +140,9 @@ def test_bench_as_a_program(tiny: ServerProcess, tmp_path: Path, http: str) -> N
     # Of TTFT, not ITL: on a busy machine all tokens of an answer may come in one event.
     assert set(figures["ttft_ms"]) == {"mean", "p50", "p90", "p95", "p99"}
     assert len(record["requests"]) == 8 and record["server"]["model"] == "tiny"
-    assert "goodput, requests/s" in done.stdout
+    assert "goodput, requests/s" in done.stdout and "2 load threads, busy for" in done.stdout
+    client = record["client"]
+    assert client["threads"] == 2 and client["busy_share"] > 0 and client["lag_p99_ms"] >= 0
 
 
 def test_bench_fails_where_a_request_fails(tiny: ServerProcess) -> None:
