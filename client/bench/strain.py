@@ -37,8 +37,16 @@ class Strain:
     lag_p99_ms: float  # how late a loop was
 
     @property
+    def is_busy(self) -> bool:
+        return self.busy_share > BUSY_SHARE
+
+    @property
+    def is_late(self) -> bool:
+        return self.lag_p99_ms > LAG_MS
+
+    @property
     def is_too_much(self) -> bool:
-        return self.busy_share > BUSY_SHARE or self.lag_p99_ms > LAG_MS
+        return self.is_busy or self.is_late
 
     def __str__(self) -> str:
         threads = "thread" if self.threads == 1 else "threads"

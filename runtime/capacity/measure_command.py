@@ -68,7 +68,8 @@ def measure_options(command: Function) -> Function:
         click.option("--rounds", type=click.IntRange(1, 1000), default=_PLANNED["rounds"],
                      show_default=True, help="Answers that each user of a trial gets."),
         click.option("--threads", type=click.IntRange(1, 256), default=_PLANNED["threads"],
-                     show_default=True, help="Of the load: more where one core cannot ask enough."),
+                     help="Of the load.  [default: one for 32 users, and at most half of the "
+                     "processors]"),
         click.option("--limit-s", type=click.FloatRange(0, min_open=True),
                      default=_PLANNED["limit_s"], show_default=True,
                      help="Time for all workloads together, once the model is loaded."),
@@ -158,7 +159,7 @@ def table_of(found: list[Measured], plan: Plan, target: Target) -> Table:
 def _row(found: Measured) -> tuple[str, ...]:
     sizes = f"{found.prompt_tokens:,}", f"{found.output_tokens:,}"
     said = printable(found.why or f"missed with {found.missed_at}")
-    if found.status is Status.TIME and found.missed_at is not None:
+    if found.status in (Status.TIME, Status.CLIENT) and found.missed_at is not None:
         said += f", missed with {found.missed_at}"
     trial = found.at_users
     if trial is None:
@@ -172,5 +173,5 @@ def _row(found: Measured) -> tuple[str, ...]:
 def _users(found: Measured) -> str:
     if found.status in (Status.CONTEXT, Status.FAILED):
         return "–"
-    at_least = found.status in (Status.MOST, Status.TIME) and found.users
+    at_least = found.status in (Status.MOST, Status.TIME, Status.CLIENT) and found.users
     return f"≥ {found.users}" if at_least else str(found.users)

@@ -1,9 +1,11 @@
 """A search for the most users that a server keeps its promise to, with answers that are noisy.
 
-Goes up in steps of four times as many, from where the caller thinks best, until a trial misses,
-then halves what is between, then asks again at both sides of the boundary. A number of users is decided by the majority of at most three trials, and the
-result stands only where both sides were decided by two trials that agree: one trial that a busy
-machine spoilt changes nothing. A trial that says itself that it was spoilt is made again. Beyond 20 users the two sides may be 5 % apart.
+Asks four times as many, again and again, from where the caller thinks best, until a trial misses;
+then halves what is between, then asks again at both sides of the boundary. A number of users is
+decided by the majority of at most three trials, and the result stands only where both sides were
+decided by two trials that agree: one trial that a busy machine spoilt changes nothing. A trial that
+says itself that it was spoilt is made again, a few times. Beyond 20 users the two sides may be 5 %
+apart.
 
 Assumes that more users never fare better, as the truth beneath the noise. Knows neither servers nor
 what the promise is: see measure.py.

