@@ -65,8 +65,8 @@ class Batch:
         positions: Int32Array = rows.cached[decode] + 1
         rows.cached[decode] = positions
         rows.last_step[decode] = step
-        last = positions + 1 >= rows.limit[decode]
-        if last.any():
+        last = (positions + 1 >= rows.limit[decode]).nonzero()[0]
+        if len(last):
             rows.state[decode[last]] = RowState.TAIL
             self._decoding_is_stale = True
         return positions

@@ -47,48 +47,54 @@ class Committer:
         token_ids: Int32Array,
         logprobs: StepLogprobs | None,
         forecast: OutputForecast,
+        made_s: float,
     ) -> StepOutput:
         """Takes the tokens of the oldest step not yet committed.
 
         token_ids  [sampled] int32, parallel to plan.sample_rows
         forecast   is told how long the answers are that end
+        made_s     when the tokens came, for the output
         """
         self._holdings.fence.complete(plan.step)
         rows = self._rows
         rows.valid[plan.chunk_rows] = plan.chunk_ends
         sampled, positions = plan.sample_rows, plan.sample_positions
-        alive = rows.state[sampled] != RowState.ENDED
-        if not alive.all():
-            sampled, positions, token_ids = sampled[alive], positions[alive], token_ids[alive]
+        gone = (rows.state[sampled] == RowState.ENDED).nonzero()[0]
+        if len(gone):
+            sampled, positions, token_ids = (
+                np.delete(part, gone) for part in (sampled, positions, token_ids)
+            )
         rows.tokens[sampled, positions] = token_ids
         rows.valid[sampled] = positions
-        stopped = rows.is_stop_id(sampled, token_ids)
-        finishes = np.where(positions + 1 >= rows.limit[sampled], Finish.LENGTH, Finish.NONE)
-        finishes = np.where(stopped, Finish.STOP, finishes).astype(np.uint8)
+        stopped, full = rows.is_stop_id(sampled, token_ids), positions + 1 >= rows.limit[sampled]
+        finishes = np.full(len(sampled), Finish.NONE, np.uint8)
+        finishes[full] = Finish.LENGTH
+        finishes[stopped] = Finish.STOP
         request_ids = rows.request_ids[sampled]
-        failed = self._constraints.commit(sampled, token_ids, finishes != Finish.NONE)
+        failed = self._constraints.commit(sampled, token_ids, full | stopped)
         for index, failure in failed:
             finishes[index] = failure.finish
         errors = tuple((int(request_ids[index]), each.message) for index, each in failed)
         told = () if logprobs is None else self._commit_logprobs(plan, logprobs)
         started = self._commit_prefilled(plan.prefilled_rows)
-        for row in sampled[finishes != Finish.NONE].tolist():
+        for row in sampled[finishes.nonzero()[0]].tolist():
             self._finish(row, forecast)
         self._holdings.release()
         return self._with_ended(
-            StepOutput(plan.step, request_ids, token_ids, finishes, started, errors, told)
+            StepOutput(plan.step, request_ids, token_ids, finishes, started, errors, told, made_s)
         )
 
     def tell_end(self, request_id: int, finish: Finish, error: str | None) -> None:
         """The next output says that the request ended, without a token."""
         self._ended.append((request_id, finish, error))
 
-    def take_ended(self) -> StepOutput | None:
+    def take_ended(self, now_s: float) -> StepOutput | None:
         """What ended without a token since the last output, where no commit is there to tell it."""
         if not self._ended:
             return None
         nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
-        return self._with_ended(StepOutput(self._holdings.fence.completed_step, *nothing))
+        step = self._holdings.fence.completed_step
+        return self._with_ended(StepOutput(step, *nothing, made_s=now_s))
 
     def _commit_logprobs(
         self, plan: StepPlan, logprobs: StepLogprobs

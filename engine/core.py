@@ -117,16 +117,15 @@ class Engine:
             self._launch(plan)
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             return self._commit_oldest()
-        ended = self._scheduler.take_ended()
-        return None if ended is None else self._times.stamped(ended, time.monotonic())
+        ended = self._scheduler.take_ended(time.monotonic())
+        return None if ended is None else self._times.stamped(ended)
 
     def _launch(self, plan: StepPlan) -> None:
         for request_id in self._scheduler.request_ids(plan.descriptor.joined[:, 0].tolist()):
             self._times.begin(request_id, time.monotonic())
-        words = plan.descriptor.words()
-        if words > len(self._block):
-            self._block = np.empty(2 * words, np.int32)
         block = plan.descriptor.encode_into(self._block)
+        if len(block) > len(self._block):
+            self._block = np.empty(2 * len(block), np.int32)  # for the next of its size
         begun = time.perf_counter()
         self._in_flight.append((plan, self._executor.launch_no_sync(block), begun))
         self._steps += 1
@@ -141,9 +140,9 @@ class Engine:
         prefill_tokens = len(plan.descriptor.prefill_tokens)
         self._counters.observe(took_s, prefill_tokens, len(plan.sample_rows))
         self._done_s = begun
-        output = self._scheduler.commit(plan, token_ids, logprobs)
+        output = self._scheduler.commit(plan, token_ids, logprobs, time.monotonic())
         self._host_s += time.perf_counter() - begun
-        return self._times.stamped(output, time.monotonic())
+        return self._times.stamped(output)
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler

@@ -27,6 +27,7 @@ What a device does with a step
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -93,7 +94,9 @@ def prompt_logprobs(words: Int32Array) -> Int32Array:
     return wanted
 
 
-def _no_words(columns: int) -> Int32Array:
+@cache
+def no_words(columns: int) -> Int32Array:
+    """[0, columns] int32, of which there is one for all: it has no word to write."""
     return np.empty((0, columns), np.int32)
 
 
@@ -119,23 +122,19 @@ class StepDescriptor:
     decode_rows: Int32Array
     same_decode_rows: bool = False
     max_length: int = 0
-    joined: Int32Array = field(default_factory=lambda: _no_words(JOINED_WORDS))
-    page_writes: Int32Array = field(default_factory=lambda: _no_words(PAGE_WRITE_WORDS))
-    segments: Int32Array = field(default_factory=lambda: _no_words(SEGMENT_WORDS))
+    joined: Int32Array = field(default_factory=lambda: no_words(JOINED_WORDS))
+    page_writes: Int32Array = field(default_factory=lambda: no_words(PAGE_WRITE_WORDS))
+    segments: Int32Array = field(default_factory=lambda: no_words(SEGMENT_WORDS))
     prefill_tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    rules: Int32Array = field(default_factory=lambda: _no_words(RULE_WORDS))
+    rules: Int32Array = field(default_factory=lambda: no_words(RULE_WORDS))
     mask_rows: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    masks: Int32Array = field(default_factory=lambda: _no_words(0))
+    masks: Int32Array = field(default_factory=lambda: no_words(0))
     copies: PageCopies = NO_COPIES
 
     @property
     def sampled(self) -> int:
         """How many tokens this step samples."""
         return int(self.segments[:, 3].sum()) + len(self.decode_rows)
-
-    def words(self) -> int:
-        """Length of the encoded block."""
-        return HEADER_WORDS + sum(part.size for part in self._parts())
 
     def _parts(self) -> tuple[Int32Array, ...]:
         decode = self.decode_rows[:0] if self.same_decode_rows else self.decode_rows
@@ -146,9 +145,11 @@ class StepDescriptor:
         )
 
     def encode_into(self, block: Int32Array) -> Int32Array:
-        """Writes the block's first `words()` words and returns that part of it."""
-        parts = self._parts()
-        out = block[: HEADER_WORDS + sum(part.size for part in parts)]
+        """Writes the first words of `block` and returns them; a new block where it has too few."""
+        parts, words = self._parts(), HEADER_WORDS
+        for part in parts:
+            words += part.size
+        out = block[:words] if words <= len(block) else np.empty(words, np.int32)
         flags = SAME_DECODE_ROWS if self.same_decode_rows else 0
         flags |= COPIES_FIRST if self.copies.first else 0
         step = self.step & INT32_MAX  # 2**31 steps of a small model are a month of serving
@@ -167,7 +168,7 @@ class StepDescriptor:
 
     def encode(self) -> Int32Array:
         """A block of its own."""
-        return self.encode_into(np.empty(self.words(), np.int32))
+        return self.encode_into(np.empty(0, np.int32))
 
 
 def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescriptor:
@@ -184,6 +185,8 @@ def decode(block: Int32Array, previous_decode_rows: Int32Array) -> StepDescripto
 
     def take(rows: int, columns: int) -> Int32Array:
         nonlocal at
+        if not rows:
+            return no_words(columns)  # most sections of most steps
         part = block[at : at + rows * columns].reshape(rows, columns)
         at += rows * columns
         return part

@@ -116,14 +116,17 @@ class Holdings:
             rows.host_tokens[row] += loaded * cache.page_size
         return True
 
-    def grow(self, short: RowArray) -> tuple[RowArray, Int32Array]:
-        """One page more for as many of `short` as there are pages: those rows, and the pages."""
+    def grow(self, short: RowArray) -> tuple[RowArray, Int32Array, Int32Array]:
+        """One page more for as many of `short` as there are pages.
+
+        Those rows, the indices in their page tables, and the pages.
+        """
         rows = self.rows
         grown = short[: self.takeable_pages]
-        pages = self.take_pages(len(grown))
-        rows.page_table[grown, rows.pages[grown]] = pages
-        rows.pages[grown] += 1
-        return grown, pages
+        pages, indices = self.take_pages(len(grown)), rows.pages[grown]
+        rows.page_table[grown, indices] = pages
+        rows.pages[grown] = indices + 1
+        return grown, indices, pages
 
     # Sharing
 

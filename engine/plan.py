@@ -13,6 +13,7 @@ from engine.descriptor import (
     PageCopies,
     StepDescriptor,
     logprob_word,
+    no_words,
 )
 from engine.request import Int32Array, Request
 from gpu_ops.rules import RULE_WORDS
@@ -102,27 +103,30 @@ class Draft:
             copies=copies,
         )
         if sampling:
-            head = np.array([position for _, position in sampling], np.int32)
-            decode = np.concatenate([np.array(prefilled, np.intp), decode])
+            first, head = _columns(sampling)
+            decode = np.concatenate([first, decode])
             positions = np.concatenate([head, positions])
-        return StepPlan(
-            descriptor,
-            decode,
-            positions,
-            np.array([row for row, _ in chunks], np.intp),
-            np.array([end for _, end in chunks], np.int32),
-            prefilled,
-        )
+        return StepPlan(descriptor, decode, positions, *_columns(chunks), prefilled)
 
 
-_NO_TOKENS = np.empty(0, np.int32)
+_NO_ROWS, _NO_TOKENS = np.empty(0, np.intp), np.empty(0, np.int32)
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[NDArray[np.intp], Int32Array]:
+    """[n] rows, and [n] what belongs to each."""
+    if not pairs:
+        return _NO_ROWS, _NO_TOKENS
+    rows, others = zip(*pairs, strict=True)
+    return np.array(rows, np.intp), np.array(others, np.int32)
 
 
 def page_writes(
     rows: NDArray[np.intp], indices: NDArray[np.integer], pages: Int32Array
 ) -> Int32Array:
     """[n, 3] int32: page_table[row, index] = page, for a descriptor."""
-    return np.stack([rows, indices, pages], axis=1).astype(np.int32)
+    out = np.empty((len(pages), PAGE_WRITE_WORDS), np.int32)
+    out[:, 0], out[:, 1], out[:, 2] = rows, indices, pages
+    return out
 
 
 def _joined_words(row: int, request: Request) -> Int32Array:
@@ -138,5 +142,6 @@ def _joined_words(row: int, request: Request) -> Int32Array:
 
 def _stack(parts: list[Int32Array], columns: int) -> Int32Array:
     if not parts:
-        return np.empty((0, columns), np.int32)
-    return np.concatenate([part.reshape(-1, columns) for part in parts])
+        return no_words(columns)
+    stacked = parts[0] if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
+    return stacked.reshape(-1, columns)

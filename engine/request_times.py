@@ -32,14 +32,14 @@ class RequestTimes:
         """Ids of those that have a row, or had one: their prompts are being computed."""
         return tuple(self._begun_s)
 
-    def stamped(self, output: StepOutput, now_s: float) -> StepOutput:
-        """The output with its own time, and with those of the requests that it starts."""
+    def stamped(self, output: StepOutput) -> StepOutput:
+        """The output with the times of the requests that it starts."""
         if not self._queued_s:
-            return replace(output, made_s=now_s)
-        started = tuple(self._with_times(each, now_s) for each in output.started)
+            return output  # nobody starts or ends without a token: most steps
+        started = tuple(self._with_times(each, output.made_s) for each in output.started)
         for request_id in output.request_ids[output.token_ids < 0].tolist():
             self._forget(request_id)  # it ended without a token
-        return replace(output, made_s=now_s, started=started)
+        return replace(output, started=started)
 
     def _with_times(self, started: Started, now_s: float) -> Started:
         queued_s, begun_s = self._forget(started.request.id)

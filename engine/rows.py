@@ -55,9 +55,10 @@ class Rows:
         self.pages = np.zeros(count, np.int32)
         self.shared = np.zeros(count, np.int32)
         self.last_step = np.zeros(count, np.int64)  # the last launched step that names the row
-        self._stop_ids = np.full((count, STOP_IDS), -1, np.int32)  # -1 pads: it is never sampled
+        # A row's ids are a column, so that rows are compared at once; -1, never sampled, pads it.
+        self._stop_ids = np.full((STOP_IDS, count), -1, np.int32)
         self._stop_counts = np.zeros(count, np.int32)
-        self.stop_columns = STOP_IDS  # as many as the row in use with the most ids has
+        self.most_stop_ids = STOP_IDS  # as many as the row in use with the most ids has
         self.page_table = np.zeros((count, self.max_pages), np.int32)
         # One more than are ever computed; touched memory only is resident.
         self.tokens = np.zeros((count, max_model_len + 1), np.int32)
@@ -90,23 +91,23 @@ class Rows:
         self.prompt_logprobs[row] = []
         if self._stop_counts[row] > STOP_IDS:
             self._stop_counts[row] = 0
-            self.stop_columns = max(STOP_IDS, int(self._stop_counts.max()))
+            self.most_stop_ids = max(STOP_IDS, int(self._stop_counts.max()))
         self._free.append(row)
 
     def set_stop_ids(self, row: int, ids: tuple[int, ...]) -> None:
         """The ids that end the row, in any number."""
-        missing = len(ids) - self._stop_ids.shape[1]
+        missing = len(ids) - len(self._stop_ids)
         if missing > 0:
-            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
-        self._stop_ids[row] = -1
-        self._stop_ids[row, : len(ids)] = ids
+            self._stop_ids = np.pad(self._stop_ids, ((0, missing), (0, 0)), constant_values=-1)
+        self._stop_ids[:, row] = -1
+        self._stop_ids[: len(ids), row] = ids
         self._stop_counts[row] = len(ids)
-        self.stop_columns = max(self.stop_columns, len(ids))
+        self.most_stop_ids = max(self.most_stop_ids, len(ids))
 
     def is_stop_id(self, rows: NDArray[np.intp], token_ids: Int32Array) -> NDArray[np.bool_]:
         """[n]: whether token_ids[i] ends rows[i]."""
-        ids = self._stop_ids[:, : self.stop_columns][rows]
-        ends: NDArray[np.bool_] = (ids == token_ids[:, None]).any(axis=1)
+        ids = self._stop_ids[: self.most_stop_ids].take(rows, axis=1)
+        ends: NDArray[np.bool_] = (ids == token_ids).any(axis=0)
         return ends
 
     def known_tokens(self, row: int) -> int:

@@ -198,11 +198,11 @@ class Scheduler:
     def _grow(self, short: RowArray, draft: Draft) -> RowArray:
         """Gives one page to each row of `short` for which there is one, the lowest rank first."""
         rows = self._rows
-        short = short[np.argsort(rows.rank[short])]
+        short = short[rows.rank[short].argsort()]
         while len(short) > self.holdings.pages_in_sight and self.pressure.retract_one():
             short = short[rows.state[short] == RowState.DECODE]
-        grown, pages = self.holdings.grow(short)
-        draft.write_pages(grown, rows.pages[grown] - 1, pages)
+        grown, indices, pages = self.holdings.grow(short)
+        draft.write_pages(grown, indices, pages)
         return grown
 
     def _plan_prefill(self, draft: Draft, budget: int) -> None:
@@ -289,17 +289,23 @@ class Scheduler:
     # Committing
 
     def commit(
-        self, plan: StepPlan, token_ids: Int32Array, logprobs: StepLogprobs | None
+        self,
+        plan: StepPlan,
+        token_ids: Int32Array,
+        logprobs: StepLogprobs | None,
+        made_s: float = 0.0,
     ) -> StepOutput:
         """Takes the tokens of the oldest step not yet committed.
 
         token_ids  [sampled] int32, parallel to plan.sample_rows
+        made_s     when they came, for the output
         """
-        return self._committer.commit(plan, token_ids, logprobs, self.admission.forecast)
+        forecast = self.admission.forecast
+        return self._committer.commit(plan, token_ids, logprobs, forecast, made_s)
 
-    def take_ended(self) -> StepOutput | None:
+    def take_ended(self, now_s: float = 0.0) -> StepOutput | None:
         """What ended without a token since the last output, where no commit is there to tell it."""
-        return self._committer.take_ended()
+        return self._committer.take_ended(now_s)
 
     def observe(self, plan: StepPlan, took_s: float, done_s: float) -> None:
         """Learns from what the step took on the device, where anybody will ask.

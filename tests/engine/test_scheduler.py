@@ -314,10 +314,10 @@ def test_a_request_with_many_stop_ids_slows_nobody_who_comes_after_it() -> None:
     sampled = np.array([first, second, second])
     ids = np.array([199, 7, 8], np.int32)
     assert rows.is_stop_id(sampled, ids).tolist() == [True, True, False]
-    assert rows.stop_columns == 100
+    assert rows.most_stop_ids == 100
     rows.state[first] = RowState.ENDED
     rows.give(first)
-    assert rows.stop_columns == STOP_IDS
+    assert rows.most_stop_ids == STOP_IDS
     assert rows.is_stop_id(np.array([second]), ids[1:2]).tolist() == [True]
 
 
