@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,7 @@ from engine.cuda_executor import CudaExecutor
 from engine.descriptor import H_DECODE, H_SEGMENTS
 from engine.executor import Executor, LaunchedStep
 from engine.logprobs import StepLogprobs
-from engine.request import Int32Array, Request, SamplingParams
+from engine.request import Int32Array, Request, SamplingParams, StepOutput
 from perf.gpu_timing import ceilings, device_facts
 from perf.results import save
 from perf.workloads import Workload, offline_seed_0, write_config
@@ -75,6 +75,15 @@ class TimedExecutor:
         self.launch_s: list[float] = []
         self.kinds: list[tuple[int, int]] = []  # decode rows, segments, of each launched step
         self.done_s: list[float] = []
+        self.host_s: list[float] = []  # in `step`, for each launched step, without waiting
+
+    def step(self, engine: Engine) -> StepOutput | None:
+        """The engine's next step, timed."""
+        launched, waited_s, begun = len(self.kinds), self.waited_s, time.perf_counter()
+        output = engine.step()
+        if len(self.kinds) > launched:
+            self.host_s.append(time.perf_counter() - begun - (self.waited_s - waited_s))
+        return output
 
     def launch_no_sync(self, descriptor: Int32Array) -> TimedStep:
         begun = time.perf_counter()
@@ -101,7 +110,7 @@ def run(engine: Engine, timed: TimedExecutor, load: Workload, first_id: int) -> 
     begun = time.perf_counter()
     submit(engine, load, first_id)
     while engine.has_work:
-        output = engine.step()
+        output = timed.step(engine)
         if output is not None:
             tokens += len(output.token_ids)
     wall_s = time.perf_counter() - begun
@@ -120,6 +129,7 @@ def run(engine: Engine, timed: TimedExecutor, load: Workload, first_id: int) -> 
         "host_ms_per_step": 1e3 * (wall_s - timed.waited_s) / steps,
         "waited_share": timed.waited_s / wall_s,
         "decode_ms": decode_times(timed),
+        "decode_host_ms": decode_host_times(timed),
         "prefill_part_s": prefill_part_s(timed),
     }
 
@@ -172,12 +182,31 @@ def forget_prompts(engine: Engine) -> None:
 
 def decode_times(timed: TimedExecutor) -> dict[str, float]:
     """Median wall time of pure decode steps, by number of rows."""
+    taken_s = np.diff(timed.done_s).tolist()
+    return _medians_ms(
+        (rows, took_s)
+        for (rows, segments), took_s in zip(timed.kinds[1:], taken_s, strict=True)
+        if not segments
+    )
+
+
+def decode_host_times(timed: TimedExecutor) -> dict[str, float]:
+    """Median host time of launching a pure decode step and committing the one before, likewise."""
+    kinds = zip(timed.kinds, timed.kinds[1:], timed.host_s[1:], strict=False)
+    return _medians_ms(
+        (rows, host_s)
+        for (_, before), (rows, segments), host_s in kinds
+        if not segments and not before
+    )
+
+
+def _medians_ms(steps: Iterable[tuple[int, float]]) -> dict[str, float]:
+    """Of (rows, seconds), by _BANDS."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for index in range(1, len(timed.done_s)):
-        rows, segments = timed.kinds[index]
-        for band in _BANDS:
-            if not segments and band[0] <= rows <= band[1]:
-                found[band].append(1e3 * (timed.done_s[index] - timed.done_s[index - 1]))
+    for rows, seconds in steps:
+        for low, high in _BANDS:
+            if low <= rows <= high:
+                found[low, high].append(1e3 * seconds)
     return {f"{low}-{high}": round(statistics.median(v), 3) for (low, high), v in found.items()}
 
 
