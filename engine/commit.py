@@ -61,9 +61,8 @@ class Committer:
         sampled, positions = plan.sample_rows, plan.sample_positions
         gone = (rows.state[sampled] == RowState.ENDED).nonzero()[0]
         if len(gone):
-            sampled, positions, token_ids = (
-                np.delete(part, gone) for part in (sampled, positions, token_ids)
-            )
+            sampled, positions = np.delete(sampled, gone), np.delete(positions, gone)
+            token_ids = np.delete(token_ids, gone)
         rows.tokens[sampled, positions] = token_ids
         rows.valid[sampled] = positions
         stopped, full = rows.is_stop_id(sampled, token_ids), positions + 1 >= rows.limit[sampled]
