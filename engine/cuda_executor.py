@@ -77,13 +77,13 @@ class CudaExecutor:
             model, cache, page_size, self._rows, sampler or Sampler(most, vocabulary, device)
         )
         attentions = DecodeAttentions(model.config, model.dtype, page_size, most, device)
-        self._decode = DecodeRunner(parts, attentions)
+        self._results = ResultRing(self._streams, device, max_rows)
+        self._decode = DecodeRunner(parts, attentions, self._results.told)
         self._small = SmallStepRunner(parts, attentions, small_step_tokens)
         self._prefill = PrefillRunner(parts, flashinfer)
         words = _STAGED_TOKENS + 16 * max_rows + 3 * max_pages_per_row
         self._redraw = Redraw(parts, max_rows + 1)
         self._staging = StagingRing(self._streams, self._rows, words)
-        self._results = ResultRing(self._streams, device, max_rows)
         self._decode_rows = np.empty(0, np.int32)
         self._thread = 0  # that launched last: in a server not the one that built
         if isinstance(self._streams, CudaStreams):
@@ -124,6 +124,9 @@ class CudaExecutor:
             if self._pager is not None:
                 self._pager.copy_no_sync(step.copies)
             ids = self._results.take()
+            self._redraw.apply(step)
+            if not len(step.segments) and not self._redraw.is_needed:
+                return self._run_decode(descriptor, step)
             scores = self._run(descriptor, step, ids)
             return self._results.send(step.sampled, scores)
 
@@ -134,9 +137,18 @@ class CudaExecutor:
         if self._pager is not None:
             self._pager.close()
 
+    def _run_decode(self, block: Int32Array, step: StepDescriptor) -> CollectedStep:
+        """A step of decode rows alone, none of them special: its ids need no copy."""
+        slot = None if _changes_nothing(step) else self._apply(block, None)
+        decodes = len(step.decode_rows)
+        if decodes:
+            self._decode.run(decodes)
+        if slot is not None:
+            slot.read.record(self._streams.forward)
+        return self._results.told_by(self._decode.steps - 1, decodes)
+
     def _run(self, block: Int32Array, step: StepDescriptor, ids: torch.Tensor) -> StepScores:
         """Ids of the prefill segments that sample, then of the decode rows."""
-        self._redraw.apply(step)
         index = SegmentIndex.of(step) if len(step.segments) else None
         if index is not None and self._small.takes(step):
             return self._run_small(block, step, index, ids)

@@ -20,7 +20,7 @@ from engine.models.decoder import Decoder
 from engine.request import Int32Array
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.cuda_decode import decode_inputs
-from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.cuda_sampling import HostIds, SamplingState
 from gpu_ops.device_rows import DeviceRows, position_slots
 
 Tensor = torch.Tensor
@@ -42,6 +42,7 @@ class AnySampler(Protocol):
         position: Tensor,
         rows: Tensor,
         last_token: Tensor,
+        told: HostIds | None = None,
     ) -> None: ...
 
 
@@ -55,11 +56,19 @@ class Parts:
     rows: DeviceRows
     sampler: AnySampler
 
-    def sample(self, ids: Tensor, hidden: Tensor, position: Tensor, rows: Tensor) -> None:
+    def sample(
+        self,
+        ids: Tensor,
+        hidden: Tensor,
+        position: Tensor,
+        rows: Tensor,
+        told: HostIds | None = None,
+    ) -> None:
         """ids[i] = last_token[rows[i]] = a token for hidden[i]; position is its index."""
-        logits = self.model.logits(hidden)
-        state = self.rows
-        self.sampler.sample_into(ids, logits, state.sampling, position, rows, state.step.last_token)
+        logits, state = self.model.logits(hidden), self.rows
+        self.sampler.sample_into(
+            ids, logits, state.sampling, position, rows, state.step.last_token, told
+        )
 
 
 class DecodeRunner:
@@ -67,9 +76,11 @@ class DecodeRunner:
 
     ids     [most rows] int32, the last step's sampled ids, in order of its rows
     hidden  [at least its rows, hidden], what its logits came from
+    steps   that have run
+    told    where each step's ids go for the host, step s being launch s - 1
     """
 
-    def __init__(self, parts: Parts, attentions: DecodeAttentions) -> None:
+    def __init__(self, parts: Parts, attentions: DecodeAttentions, told: HostIds) -> None:
         most, device = len(parts.rows.decode_rows), parts.model.device
         self.ids = torch.zeros(most, dtype=torch.int32, device=device)
         self._parts, self._attentions = parts, attentions
@@ -77,13 +88,16 @@ class DecodeRunner:
         self._q_indptr = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.hidden = torch.empty((0, 0), device=device)
         self.graphs = ForwardGraphs()
+        self.steps, self.told = 0, told
 
     def capture(self, buckets: Sequence[int], stream: Any) -> None:
-        """Graphs for these numbers of rows; as `ForwardGraphs.capture`."""
+        """Graphs for these numbers of rows; as `ForwardGraphs.capture`. Synchronises."""
         self.graphs.capture(buckets, self._forward, stream)
+        self.steps = int(self.told.launches[0])
 
     def run(self, rows: int) -> None:
-        """One token for each of the first `rows` decode rows, into `ids`."""
+        """One token for each of the first `rows` decode rows, into `ids` and `told`."""
+        self.steps += 1
         self.hidden = self.graphs.run(self.graphs.padded(rows), self._forward)
 
     def positions(self, rows: int) -> Tensor:
@@ -107,7 +121,7 @@ class DecodeRunner:
         hidden = parts.model.hidden_states(
             inputs.ids, inputs.positions, inputs.slots, parts.cache, batch
         )
-        parts.sample(self.ids[:n], hidden, inputs.kv_lens, rows)
+        parts.sample(self.ids[:n], hidden, inputs.kv_lens, rows, self.told)
         return hidden
 
 

@@ -11,14 +11,16 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.logprobs import StepLogprobs
 from engine.request import Int32Array
 from engine.scoring import StepScores
 from engine.streams import Event, Streams
+from gpu_ops.cuda_sampling import HOST_STEPS, HostIds
 from gpu_ops.device_rows import Changes, DeviceRows
 
-RING: Final = 4  # steps: two in flight, one being written, one to spare
+RING: Final = HOST_STEPS  # steps: two in flight, one being written, one to spare
 
 
 class Slot:
@@ -74,10 +76,22 @@ class StagingRing:
 
 
 class CollectedStep:
-    """A step whose ids are on their way to the host, or there. Owned by the engine thread."""
+    """A step whose ids are on their way to the host, or there. Owned by the engine thread.
 
-    def __init__(self, host: Int32Array, event: Event, scores: StepScores) -> None:
+    host     [sampled] int32, once `event` is done
+    numbers  [sampled] int32 beside them, all `number` then; None: nothing vouches for them
+    """
+
+    def __init__(
+        self,
+        host: Int32Array,
+        event: Event,
+        scores: StepScores,
+        numbers: Int32Array | None = None,
+        number: int = 0,
+    ) -> None:
         self._host: Int32Array | None = host
+        self._numbers, self._number = numbers, number
         self._event = event
         self._scores = scores
         self._ids = np.empty(0, np.int32)
@@ -87,6 +101,8 @@ class CollectedStep:
         if self._host is not None:
             self._event.synchronize()
             self._ids = self._host.copy()
+            if self._numbers is not None and not (self._numbers == self._number).all():
+                raise RuntimeError(f"ids of launch {self._number} are of others: {self._numbers}")
             self._host = None
         return self._ids
 
@@ -96,7 +112,10 @@ class CollectedStep:
 
 
 class ResultRing:
-    """Takes sampled ids to the host. Owned by the engine thread."""
+    """Takes sampled ids to the host. Owned by the engine thread.
+
+    told  where decode steps write their ids themselves
+    """
 
     def __init__(self, streams: Streams, device: torch.device, most_sampled: int) -> None:
         self._streams = streams
@@ -110,6 +129,9 @@ class ResultRing:
         self._events = [(streams.event(), streams.event()) for _ in range(RING)]
         self._steps: list[CollectedStep | None] = [None] * RING
         self._next = 0
+        host = streams.pinned(HOST_STEPS * most_sampled * 2).view(HOST_STEPS, most_sampled, 2)
+        self.told = HostIds(host, torch.zeros(2, dtype=torch.int32, device=device))
+        self._told: NDArray[np.int32] = host.numpy()
 
     def take(self) -> torch.Tensor:
         """[most sampled] int32 on the device: where the next step's ids go."""
@@ -130,4 +152,16 @@ class ResultRing:
         copied.record(streams.copy_out)
         host = self._host[index][:sampled]
         step = self._steps[index] = CollectedStep(host, copied, scores)
+        return step
+
+    def told_by(self, launch: int, sampled: int) -> CollectedStep:
+        """The ids that the sampling launch just made writes to `told`; after a `take`."""
+        index = self._next
+        self._next = (index + 1) % RING
+        computed, _ = self._events[index]
+        computed.record(self._streams.forward)
+        ids, numbers = self._told[launch % HOST_STEPS, :sampled].T
+        step = self._steps[index] = CollectedStep(
+            ids, computed, StepScores((), ()), numbers, launch
+        )
         return step

@@ -27,6 +27,7 @@ from engine.pages import PagePool
 from engine.request import Int32Array, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.streams import Event, Stream
+from gpu_ops.cuda_sampling import HOST_STEPS
 from gpu_ops.device_rows import Changes
 from gpu_ops.plain_decode import PlainSampler
 from gpu_ops.rows_copy import RowsCopy
@@ -94,6 +95,13 @@ def executor_of(batch: int) -> CudaExecutor:
     )  # fmt: skip
 
 
+def tell(executor: CudaExecutor) -> None:
+    """What a decode step's sampling says to the host."""
+    decode = executor._decode
+    decode.told.host.numpy()[decode.steps % HOST_STEPS, :, 1] = decode.steps
+    decode.steps += 1
+
+
 class Timed:
     """Launches decode steps and says how long each took; makes prompts up. Owned by one thread."""
 
@@ -131,7 +139,7 @@ def main(batch: int, steps: int) -> None:
         engine.submit(Request(number, prompt, params, seed=number))
     hidden = torch.zeros(1, 1)
     with (
-        mock.patch.object(executor._decode, "run", lambda rows: None),
+        mock.patch.object(executor._decode, "run", lambda rows: tell(executor)),
         mock.patch.object(executor._prefill, "run", lambda *_: hidden),
         mock.patch.object(Changes, "apply", lambda changes, stream: None),
     ):

@@ -168,3 +168,41 @@ def test_rows_indirect_and_captured() -> None:
         torch.cuda.synchronize()
         assert torch.equal(ids, first) and torch.equal(last[order.cuda()], ids)
     assert torch.equal(ids.cpu()[order.argsort()], sampling.sample(*plain.arguments()))
+
+
+def test_what_the_host_is_told() -> None:
+    """Each launch in its own place, with its number, until as many others have followed."""
+    from gpu_ops.cuda_sampling import HOST_STEPS, HostIds, Sampler, SamplingState
+
+    plain = Rows(7, 151936, torch.bfloat16)
+    state = SamplingState(
+        *(part.cuda() for part in (plain.temperature, plain.top_k, plain.top_p, plain.min_p)),
+        plain.seed_lo.cuda(), plain.seed_hi.cuda(),
+    )  # fmt: skip
+    logits, position = plain.logits.cuda(), plain.position.cuda()
+    ids = torch.full((7,), -1, dtype=torch.int32, device="cuda")
+    host = torch.full((HOST_STEPS, 9, 2), -1, dtype=torch.int32, pin_memory=True)
+    told = HostIds(host, torch.zeros(2, dtype=torch.int32, device="cuda"))
+    sampler = Sampler(8, 151936, torch.device("cuda"))
+
+    def run() -> None:
+        sampler.sample_into(ids, logits, state, position, told=told)
+        position.add_(1)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    seen = [ids.tolist()]
+    event = torch.cuda.Event()
+    for launch in range(1, 3 * HOST_STEPS + 2):
+        graph.replay()
+        event.record()
+        event.synchronize()  # all that the host may wait for
+        assert host[launch % HOST_STEPS, :7, 1].tolist() == [launch] * 7
+        assert host[launch % HOST_STEPS, :7, 0].tolist() == ids.tolist()
+        seen.append(ids.tolist())
+        for earlier in range(max(0, launch - HOST_STEPS + 1), launch):
+            assert host[earlier % HOST_STEPS, :7, 0].tolist() == seen[earlier]
+    assert (host[:, 7:] == -1).all() and told.launches.tolist() == [3 * HOST_STEPS + 2, 0]
