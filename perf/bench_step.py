@@ -6,8 +6,9 @@ Random weights of the right shapes, prompts and outputs as token ids: no tokeniz
 detokenizing (a thread of its own in the server) is not in these figures. Wall time of a step is
 taken where its tokens reach the host; host time is what the engine thread spends outside of waiting
 for the device. --profile adds, from torch's profiler over 40 steps in the middle of a run, how long
-the device stood idle and which kernels it ran. --beside adds runs with so many threads that do
-nothing but Python all the time, as tokenizing would, each after one without: what they cost.
+the device stood idle, before which kernels, and how long these ran. --beside adds runs with so many
+threads that do nothing but Python all the time, as tokenizing would, each after one without: what
+they cost.
 """
 
 import json
@@ -227,11 +228,13 @@ def device_time(spans: list[tuple[float, float, str]]) -> dict[str, Any]:
     """Spans are (start, end, name) in µs, ascending; kernels may overlap (dependent launch)."""
     busy_until, idle, between = spans[0][0], 0.0, 0.0
     by_name: dict[str, list[float]] = defaultdict(list)
+    gaps: dict[str, float] = defaultdict(float)
     for start, end, name in spans:
         gap = max(0.0, start - busy_until)
         idle += gap
         if "prepare_decode" in name or "apply_changes" in name or "Memcpy" in name:
             between += gap
+        gaps[name] += gap
         by_name[name].append(max(0.0, end - max(start, busy_until)))
         busy_until = max(busy_until, end)
     whole = busy_until - spans[0][0]
@@ -242,7 +245,12 @@ def device_time(spans: list[tuple[float, float, str]]) -> dict[str, Any]:
         "idle_share": idle / whole,
         "idle_between_steps_share": between / whole,
         "kernels": [
-            {"name": name[:90], "us_per_step": sum(us) / _PROFILED_STEPS, "count": len(us)}
+            {
+                "name": name[:90],
+                "us_per_step": sum(us) / _PROFILED_STEPS,
+                "idle_before_us_per_step": gaps[name] / _PROFILED_STEPS,
+                "count": len(us),
+            }
             for name, us in kernels
         ],
     }
@@ -319,7 +327,8 @@ def main(
 def show(figures: dict[str, Any]) -> None:
     print({key: value for key, value in figures.items() if key != "kernels"})
     for kernel in figures["kernels"]:
-        print(f"   {kernel['us_per_step']:9.1f} us  {kernel['count']:5d}  {kernel['name']}")
+        us, idle = kernel["us_per_step"], kernel["idle_before_us_per_step"]
+        print(f"   {us:9.1f} us, {idle:5.1f} idle before  {kernel['count']:5d}  {kernel['name']}")
 
 
 if __name__ == "__main__":
