@@ -8,6 +8,7 @@ import torch
 
 from gpu_ops.cuda_launch import Kernel, kernel
 from gpu_ops.cuda_ops import element_bytes
+from gpu_ops.host_ring import PLACES, HostRing
 
 Tensor = torch.Tensor
 
@@ -28,21 +29,6 @@ class SamplingState:
     min_p: Tensor
     seed_lo: Tensor
     seed_hi: Tensor
-
-
-HOST_STEPS: Final = 4  # that the host has not read yet: as engine/staging.py's rings
-
-
-@dataclass(frozen=True, slots=True)
-class HostIds:
-    """Where sampled ids go that the host reads without a copy; for launches that are given it.
-
-    host      [HOST_STEPS, rows, 2] int32, pinned: ids, each with the number of its launch
-    launches  [2] int32 on the device: how many there have been, and 0
-    """
-
-    host: Tensor
-    launches: Tensor
 
 
 class Sampler:
@@ -68,7 +54,7 @@ class Sampler:
         position: Tensor,
         rows: Tensor | None = None,
         last_token: Tensor | None = None,
-        told: HostIds | None = None,
+        ring: HostRing | None = None,
     ) -> None:
         """ids[i] = a token id for logits[i]; with `rows`, last_token[rows[i]] = it too.
 
@@ -78,8 +64,7 @@ class Sampler:
         position    [n] int32, the sampled token's index in its sequence
         rows        [n] int32
         last_token  [rows of the state] int32, written
-        told        launch l writes told.host[l % HOST_STEPS, i] = (ids[i], l): there once the
-                    launch is over, and for so many launches
+        ring        where the ids go, too, for the host
         """
         n, vocabulary = logits.shape
         if n > len(self._arrived):
@@ -94,17 +79,17 @@ class Sampler:
                 position.data_ptr(), ids.data_ptr(),
                 0 if last_token is None else last_token.data_ptr(),
                 self._sums.data_ptr(), self._maxima.data_ptr(), self._arrived.data_ptr(),
-                vocabulary, logits.stride(0), *_host_arguments(told, n),
+                vocabulary, logits.stride(0), *_ring_arguments(ring, n),
                 shared_bytes=2 * _CHUNK_BYTES,
             )  # fmt: skip
 
 
-def _host_arguments(told: HostIds | None, rows: int) -> tuple[int, int, int]:
-    if told is None:
+def _ring_arguments(ring: HostRing | None, rows: int) -> tuple[int, int, int]:
+    if ring is None:
         return 0, 0, 0
-    if rows > told.host.shape[1]:
-        raise ValueError(f"{rows} rows of ids, but room for {told.host.shape[1]} on the host")
-    return told.host.data_ptr(), told.host.shape[1], told.launches.data_ptr()
+    if rows > ring.ids.shape[1]:
+        raise ValueError(f"{rows} rows of ids, but room for {ring.ids.shape[1]} on the host")
+    return ring.ids.data_ptr(), ring.ids.shape[1], ring.launches.data_ptr()
 
 
 def _chunks(vocabulary: int, element_bytes: int) -> int:
@@ -113,7 +98,7 @@ def _chunks(vocabulary: int, element_bytes: int) -> int:
 
 @functools.cache
 def _sample(element_bytes: int) -> Kernel:
-    macros = {"ELEMENT_BYTES": element_bytes, "HOST_STEPS": HOST_STEPS}
+    macros = {"ELEMENT_BYTES": element_bytes, "PLACES": PLACES}
     run = kernel("sample.cu", "sample", "P" * 14 + "iiPiP", macros)
     return run.allow_shared(2 * _CHUNK_BYTES)
 

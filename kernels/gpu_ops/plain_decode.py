@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from gpu_ops import ops
 from gpu_ops.cuda_decode import DecodeInputs, StepState
-from gpu_ops.cuda_sampling import HOST_STEPS, HostIds, SamplingState
+from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.host_ring import COUNT_MASK, PLACES, HostRing
 
 Tensor = torch.Tensor
 
@@ -77,7 +78,7 @@ class PlainSampler:
         position: Tensor,
         rows: Tensor,
         last_token: Tensor,
-        told: HostIds | None = None,
+        ring: HostRing | None = None,
     ) -> None:
         """As `Sampler.sample_into`."""
         row = rows.long()
@@ -87,8 +88,8 @@ class PlainSampler:
         )  # fmt: skip
         ids.copy_(drawn)
         last_token[row] = ids
-        if told is not None:
-            launch = int(told.launches[0])
-            told.host[launch % HOST_STEPS, : len(ids), 0] = ids
-            told.host[launch % HOST_STEPS, : len(ids), 1] = launch
-            told.launches[0] += 1
+        if ring is not None:
+            launch = int(ring.launches[0])
+            place = ring.ids[launch % PLACES, : len(ids)]
+            place[:, 0], place[:, 1] = ids, launch
+            ring.launches[0] = launch + 1 & COUNT_MASK

@@ -5,6 +5,7 @@ ids: sums of float32 exponentials, relative error about 2^-21. So an id that dif
 that the exact running mass nearly reaches or has just left.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,7 +173,8 @@ def test_rows_indirect_and_captured() -> None:
 
 def test_what_the_host_is_told() -> None:
     """Each launch in its own place, with its number, until as many others have followed."""
-    from gpu_ops.cuda_sampling import HOST_STEPS, HostIds, Sampler, SamplingState
+    from gpu_ops.cuda_sampling import Sampler, SamplingState
+    from gpu_ops.host_ring import PLACES, HostRing
 
     plain = Rows(7, 151936, torch.bfloat16)
     state = SamplingState(
@@ -181,12 +183,11 @@ def test_what_the_host_is_told() -> None:
     )  # fmt: skip
     logits, position = plain.logits.cuda(), plain.position.cuda()
     ids = torch.full((7,), -1, dtype=torch.int32, device="cuda")
-    host = torch.full((HOST_STEPS, 9, 2), -1, dtype=torch.int32, pin_memory=True)
-    told = HostIds(host, torch.zeros(2, dtype=torch.int32, device="cuda"))
+    ring = HostRing(pinned, 9, torch.device("cuda"), np.empty(0, np.int32))
     sampler = Sampler(8, 151936, torch.device("cuda"))
 
     def run() -> None:
-        sampler.sample_into(ids, logits, state, position, told=told)
+        sampler.sample_into(ids, logits, state, position, ring=ring)
         position.add_(1)
 
     run()
@@ -196,13 +197,19 @@ def test_what_the_host_is_told() -> None:
         run()
     seen = [ids.tolist()]
     event = torch.cuda.Event()
-    for launch in range(1, 3 * HOST_STEPS + 2):
+    for launch in range(1, 3 * PLACES + 2):
         graph.replay()
         event.record()
         event.synchronize()  # all that the host may wait for
-        assert host[launch % HOST_STEPS, :7, 1].tolist() == [launch] * 7
-        assert host[launch % HOST_STEPS, :7, 0].tolist() == ids.tolist()
         seen.append(ids.tolist())
-        for earlier in range(max(0, launch - HOST_STEPS + 1), launch):
-            assert host[earlier % HOST_STEPS, :7, 0].tolist() == seen[earlier]
-    assert (host[:, 7:] == -1).all() and told.launches.tolist() == [3 * HOST_STEPS + 2, 0]
+        for earlier in range(max(0, launch - PLACES + 1), launch + 1):
+            assert ring.read(earlier, 7).tolist() == seen[earlier]
+    assert (ring.ids[:, 7:] == -1).all() and ring.launches.tolist() == [3 * PLACES + 2, 0]
+    ring.launches[0] = 2**31 - 1  # the numbers begin again
+    graph.replay()
+    torch.cuda.synchronize()
+    assert ring.read(2**31 - 1, 7).tolist() == ids.tolist() and ring.launches.tolist() == [0, 0]
+
+
+def pinned(words: int) -> Tensor:
+    return torch.empty(words, dtype=torch.int32, pin_memory=True)

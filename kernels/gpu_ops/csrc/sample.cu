@@ -160,21 +160,22 @@ __device__ u32 draw_filtered(Row& row, Filters& filters, float* masses, const fl
     return draw(row, masses, chunks, buffers, u);
 }
 
-// Writes an id to the host's memory, with the number of the launch that drew it. The last row to do so
-// counts the launch: launches[0] have been, launches[1] rows of this one are done, and 0 between launches.
+// Writes an id to the host's memory, with the number of the launch that drew it (host_ring.py). The last
+// row to do so counts the launch: launches[0] are over, launches[1] rows of this one are done, and 0
+// between launches.
 __device__ __forceinline__ void tell_host(int2* host, int host_rows, int* launches, u32 id) {
     int launch = __ldcg(launches);
-    host[(size_t)(launch % HOST_STEPS) * host_rows + blockIdx.y] = make_int2(id, launch);
+    host[(size_t)(launch % PLACES) * host_rows + blockIdx.y] = make_int2(id, launch);
     __threadfence();
     if (atomicAdd(launches + 1, 1) < gridDim.y - 1) return;
     launches[1] = 0;
-    launches[0] = launch + 1;
+    launches[0] = (launch + 1) & 0x7fffffff;
 }
 
 // logits[n, size], rows `stride` apart -> ids[n], and last_token[rows[n]] where given.
 // Parameters are per row of logits, or, with `rows`, at rows[n]; position is per row of logits.
 // sums [n, chunks], grid (chunks, n), two chunks of dynamic shared memory.
-// host [HOST_STEPS, host_rows] (id, launch), in memory of the host that the device writes; may be null.
+// host [PLACES, host_rows] (id, launch), in the host's memory; may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     sample(const Element* logits, const int* rows, const float* temperature, const int* top_k,
            const float* top_p, const float* min_p, const int* seed_lo, const int* seed_hi,
