@@ -8,7 +8,7 @@ import torch
 
 from gpu_ops.cuda_launch import Kernel, kernel
 from gpu_ops.cuda_ops import element_bytes
-from gpu_ops.host_ring import PLACES, HostRing
+from gpu_ops.host_ring import RING_MACROS, HostRing
 
 Tensor = torch.Tensor
 
@@ -64,7 +64,7 @@ class Sampler:
         position    [n] int32, the sampled token's index in its sequence
         rows        [n] int32
         last_token  [rows of the state] int32, written
-        ring        where the ids go, too, for the host
+        ring        where the ids go, too, for the host: of the launch that `apply_left` began
         """
         n, vocabulary = logits.shape
         if n > len(self._arrived):
@@ -98,7 +98,7 @@ def _chunks(vocabulary: int, element_bytes: int) -> int:
 
 @functools.cache
 def _sample(element_bytes: int) -> Kernel:
-    macros = {"ELEMENT_BYTES": element_bytes, "PLACES": PLACES}
+    macros = {"ELEMENT_BYTES": element_bytes, **RING_MACROS}
     run = kernel("sample.cu", "sample", "P" * 14 + "iiPiP", macros)
     return run.allow_shared(2 * _CHUNK_BYTES)
 

@@ -8,7 +8,7 @@ import torch
 from gpu_ops.cuda_decode import StepState
 from gpu_ops.cuda_launch import BoundLaunch, Kernel, kernel, multiprocessors
 from gpu_ops.cuda_sampling import SamplingState
-from gpu_ops.host_ring import CHANGE_WORDS, PLACES, HostRing
+from gpu_ops.host_ring import CHANGE_WORDS, RING_MACROS, HostRing
 from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
@@ -20,8 +20,7 @@ _CHANGES: Final = "PPPiiPiPPPPPPP"  # parameters of apply_changes
 
 @functools.cache
 def _kernel(name: str, parameters: str) -> Kernel:
-    macros = {"PLACES": PLACES, "CHANGE_WORDS": CHANGE_WORDS}
-    return kernel("apply.cu", name, parameters, macros)
+    return kernel("apply.cu", name, parameters, RING_MACROS)
 
 
 def changes_launch(

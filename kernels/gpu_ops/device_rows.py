@@ -12,7 +12,7 @@ import torch
 from gpu_ops import cuda_step
 from gpu_ops.cuda_decode import StepState
 from gpu_ops.cuda_sampling import SamplingState
-from gpu_ops.host_ring import PLACES, HostRing
+from gpu_ops.host_ring import COUNT_MASK, PLACES, HostRing
 from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
@@ -77,10 +77,12 @@ class Changes:
 
 
 def apply_left(ring: HostRing, rows: DeviceRows) -> None:
-    """As `Changes.apply`, of what the host has left for the decode launch that this is part of."""
+    """Begins a decode launch: as `Changes.apply`, of what the host has left in the ring for it."""
     if rows.decode_rows.is_cuda:
         return cuda_step.apply_left(ring, rows.decode_rows, rows.step, rows.sampling)
-    _apply(ring.changes[int(ring.launches[0]) % PLACES], rows)
+    launch = int(ring.launches[0])
+    _apply(ring.changes[launch % PLACES], rows)
+    ring.launches[0] = launch + 1 & COUNT_MASK
 
 
 def _apply(block: Tensor, rows: DeviceRows) -> None:

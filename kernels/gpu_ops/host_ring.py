@@ -2,9 +2,9 @@
 
 A ring in pinned memory of the host, which the device reads and writes itself. Launch l of a decode
 step, in a graph or not, has place l % PLACES: its first kernel (csrc/apply.cu) applies the changes
-that the host has left there; its last (csrc/sample.cu) writes the ids that it drew there, and then
-counts the launch. The device counts for itself, so that one graph serves every launch; the host
-counts along.
+that the host has left there and counts the launch; its last (csrc/sample.cu) writes the ids that it
+drew there. The device counts for itself, so that one graph serves every launch; the host counts
+along.
 
 What must stay true
 - Every decode step, captured or eager, has both kernels, and nothing else counts.
@@ -18,6 +18,7 @@ What must stay true
 """
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -28,8 +29,11 @@ Tensor = torch.Tensor
 Int32Array = NDArray[np.int32]
 
 PLACES: Final = 4  # launches: two in flight, one being prepared, one to spare
-COUNT_MASK: Final = 2**31 - 1  # of numbers of launches, which begin again after it
+COUNT_MASK: Final = 2**31 - 1  # numbers of launches begin again after it
 CHANGE_WORDS: Final = 1024  # of a place; the kernel reads all of them at once, 4 by each thread
+RING_MACROS: Final = MappingProxyType(
+    {"PLACES": PLACES, "COUNT_MASK": COUNT_MASK, "CHANGE_WORDS": CHANGE_WORDS}
+)
 
 
 class HostRing:
@@ -37,7 +41,7 @@ class HostRing:
 
     changes   [PLACES, CHANGE_WORDS] int32, pinned: a descriptor without the parts of prompts
     ids       [PLACES, rows, 2] int32, pinned: ids, each with the number of its launch
-    launches  [2] int32 on the device: launches that are over, and 0
+    launches  [1] int32 on the device: launches that have begun
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class HostRing:
         """
         self.changes = pinned(PLACES * CHANGE_WORDS).view(PLACES, CHANGE_WORDS)
         self.ids = pinned(PLACES * rows * 2).view(PLACES, rows, 2)
-        self.launches = torch.zeros(2, dtype=torch.int32, device=device)
+        self.launches = torch.zeros(1, dtype=torch.int32, device=device)
         self._changes: Int32Array = self.changes.numpy()
         self._ids: Int32Array = self.ids.numpy()
         self._changes[:, : len(none)] = none

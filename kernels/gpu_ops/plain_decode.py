@@ -89,7 +89,6 @@ class PlainSampler:
         ids.copy_(drawn)
         last_token[row] = ids
         if ring is not None:
-            launch = int(ring.launches[0])
+            launch = int(ring.launches[0]) - 1 & COUNT_MASK
             place = ring.ids[launch % PLACES, : len(ids)]
             place[:, 0], place[:, 1] = ids, launch
-            ring.launches[0] = launch + 1 & COUNT_MASK

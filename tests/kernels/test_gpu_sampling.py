@@ -187,6 +187,7 @@ def test_what_the_host_is_told() -> None:
     sampler = Sampler(8, 151936, torch.device("cuda"))
 
     def run() -> None:
+        ring.launches.add_(1)  # as `apply_left` does
         sampler.sample_into(ids, logits, state, position, ring=ring)
         position.add_(1)
 
@@ -204,11 +205,11 @@ def test_what_the_host_is_told() -> None:
         seen.append(ids.tolist())
         for earlier in range(max(0, launch - PLACES + 1), launch + 1):
             assert ring.read(earlier, 7).tolist() == seen[earlier]
-    assert (ring.ids[:, 7:] == -1).all() and ring.launches.tolist() == [3 * PLACES + 2, 0]
-    ring.launches[0] = 2**31 - 1  # the numbers begin again
+    assert (ring.ids[:, 7:] == -1).all()
+    ring.launches[0] = -1  # and so 0, which is where numbers begin again
     graph.replay()
     torch.cuda.synchronize()
-    assert ring.read(2**31 - 1, 7).tolist() == ids.tolist() and ring.launches.tolist() == [0, 0]
+    assert ring.read(2**31 - 1, 7).tolist() == ids.tolist()
 
 
 def pinned(words: int) -> Tensor:
