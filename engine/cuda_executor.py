@@ -1,7 +1,9 @@
 """Runs step descriptors on a CUDA device. Decides nothing.
 
 Rules
-- The rows' state lives on the device; a step without changes needs no copy from the host.
+- The rows' state lives on the device. A step of decode rows alone is one launch, and neither copy
+  nor wait: its first kernel takes the changes from the host's memory, its last writes ids there
+  (gpu_ops/host_ring.py). Whatever has prompts, special rows or very many changes is staged.
 - Sampled ids stay on the device for the next step, which may be launched before the host has them.
 - All that computes runs on the forward stream, in the order of the steps; copies between the tiers
   of the prefix cache on a stream of their own (engine/pager.py).
@@ -11,6 +13,7 @@ Rules
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Final
 
@@ -29,10 +32,11 @@ from engine.redraw import Redraw
 from engine.request import Int32Array
 from engine.scoring import SampledScores, StepScores
 from engine.small_steps import SmallStepRunner
-from engine.staging import CollectedStep, ResultRing, Slot, StagingRing
+from engine.staging import CollectedStep, ResultRing, Slot, StagingRing, host_ring
 from engine.streams import CudaStreams, Streams
 from gpu_ops.cuda_sampling import Sampler
 from gpu_ops.device_rows import DeviceRows
+from gpu_ops.host_ring import CHANGE_WORDS
 from gpu_ops.logprobs import TokenLogprobs
 
 _STAGED_TOKENS: Final = 32_768  # what most steps carry at most; a larger one gets larger buffers
@@ -77,13 +81,14 @@ class CudaExecutor:
             model, cache, page_size, self._rows, sampler or Sampler(most, vocabulary, device)
         )
         attentions = DecodeAttentions(model.config, model.dtype, page_size, most, device)
-        self._decode = DecodeRunner(parts, attentions)
+        self._results = ResultRing(self._streams, device, max_rows)
+        ring = host_ring(self._streams, device, max_rows)
+        self._decode = DecodeRunner(parts, attentions, ring)
         self._small = SmallStepRunner(parts, attentions, small_step_tokens)
         self._prefill = PrefillRunner(parts, flashinfer)
         words = _STAGED_TOKENS + 16 * max_rows + 3 * max_pages_per_row
         self._redraw = Redraw(parts, max_rows + 1)
         self._staging = StagingRing(self._streams, self._rows, words)
-        self._results = ResultRing(self._streams, device, max_rows)
         self._decode_rows = np.empty(0, np.int32)
         self._thread = 0  # that launched last: in a server not the one that built
         if isinstance(self._streams, CudaStreams):
@@ -124,8 +129,13 @@ class CudaExecutor:
             if self._pager is not None:
                 self._pager.copy_no_sync(step.copies)
             ids = self._results.take()
-            scores = self._run(descriptor, step, ids)
-            return self._results.send(step.sampled, scores)
+            self._redraw.apply(step)
+            changes = self._changes_of_decode(descriptor, step)
+            if changes is None:
+                return self._results.send(step.sampled, self._run(descriptor, step, ids))
+            decodes = len(step.decode_rows)
+            launch = self._decode.run(decodes, changes)
+            return self._results.follow(partial(self._decode.ring.read, launch, decodes))
 
     def close(self) -> None:
         """Waits for the device. Memory goes with the object."""
@@ -134,9 +144,17 @@ class CudaExecutor:
         if self._pager is not None:
             self._pager.close()
 
+    def _changes_of_decode(self, block: Int32Array, step: StepDescriptor) -> Int32Array | None:
+        """What the decode graph needs to know of a step that is one launch of it and nothing else:
+        rows that decode, none of them special, and no more changes than fit. None: it is more."""
+        if not step.decode_rows.size or step.segments.size or self._redraw.is_needed:
+            return None
+        words = HEADER_WORDS + step.joined.size + step.page_writes.size
+        words += 0 if step.same_decode_rows else step.decode_rows.size
+        return block[:words] if words <= CHANGE_WORDS else None
+
     def _run(self, block: Int32Array, step: StepDescriptor, ids: torch.Tensor) -> StepScores:
         """Ids of the prefill segments that sample, then of the decode rows."""
-        self._redraw.apply(step)
         index = SegmentIndex.of(step) if len(step.segments) else None
         if index is not None and self._small.takes(step):
             return self._run_small(block, step, index, ids)

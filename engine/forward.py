@@ -21,7 +21,8 @@ from engine.request import Int32Array
 from gpu_ops.batch import AttentionBatch
 from gpu_ops.cuda_decode import decode_inputs
 from gpu_ops.cuda_sampling import SamplingState
-from gpu_ops.device_rows import DeviceRows, position_slots
+from gpu_ops.device_rows import DeviceRows, apply_left, position_slots
+from gpu_ops.host_ring import HostRing
 
 Tensor = torch.Tensor
 
@@ -42,6 +43,7 @@ class AnySampler(Protocol):
         position: Tensor,
         rows: Tensor,
         last_token: Tensor,
+        ring: HostRing | None = None,
     ) -> None: ...
 
 
@@ -55,11 +57,19 @@ class Parts:
     rows: DeviceRows
     sampler: AnySampler
 
-    def sample(self, ids: Tensor, hidden: Tensor, position: Tensor, rows: Tensor) -> None:
+    def sample(
+        self,
+        ids: Tensor,
+        hidden: Tensor,
+        position: Tensor,
+        rows: Tensor,
+        ring: HostRing | None = None,
+    ) -> None:
         """ids[i] = last_token[rows[i]] = a token for hidden[i]; position is its index."""
-        logits = self.model.logits(hidden)
-        state = self.rows
-        self.sampler.sample_into(ids, logits, state.sampling, position, rows, state.step.last_token)
+        logits, state = self.model.logits(hidden), self.rows
+        self.sampler.sample_into(
+            ids, logits, state.sampling, position, rows, state.step.last_token, ring
+        )
 
 
 class DecodeRunner:
@@ -67,9 +77,10 @@ class DecodeRunner:
 
     ids     [most rows] int32, the last step's sampled ids, in order of its rows
     hidden  [at least its rows, hidden], what its logits came from
+    ring    from where each step takes changes, and where its ids go for the host
     """
 
-    def __init__(self, parts: Parts, attentions: DecodeAttentions) -> None:
+    def __init__(self, parts: Parts, attentions: DecodeAttentions, ring: HostRing) -> None:
         most, device = len(parts.rows.decode_rows), parts.model.device
         self.ids = torch.zeros(most, dtype=torch.int32, device=device)
         self._parts, self._attentions = parts, attentions
@@ -77,14 +88,21 @@ class DecodeRunner:
         self._q_indptr = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.hidden = torch.empty((0, 0), device=device)
         self.graphs = ForwardGraphs()
+        self.ring = ring
 
     def capture(self, buckets: Sequence[int], stream: Any) -> None:
-        """Graphs for these numbers of rows; as `ForwardGraphs.capture`."""
+        """Graphs for these numbers of rows; as `ForwardGraphs.capture`. Synchronises."""
         self.graphs.capture(buckets, self._forward, stream)
+        self.ring.count_on()
 
-    def run(self, rows: int) -> None:
-        """One token for each of the first `rows` decode rows, into `ids`."""
+    def run(self, rows: int, changes: Int32Array | None = None) -> int:
+        """One token for each of the first `rows` decode rows; returns the launch's number.
+
+        changes  made before: the beginning of a descriptor without prompts, for the ring
+        """
+        launch = self.ring.leave(changes)
         self.hidden = self.graphs.run(self.graphs.padded(rows), self._forward)
+        return launch
 
     def positions(self, rows: int) -> Tensor:
         """[rows] int32, of the ids that `run` sampled."""
@@ -94,6 +112,7 @@ class DecodeRunner:
         parts = self._parts
         inputs = self._inputs.first(n)
         rows, state = parts.rows.decode_rows[:n], parts.rows.step
+        apply_left(self.ring, parts.rows)
         plan = self._attentions.prepare(rows, state, inputs)
         batch = AttentionBatch(
             q_indptr=self._q_indptr[: n + 1],
@@ -107,7 +126,7 @@ class DecodeRunner:
         hidden = parts.model.hidden_states(
             inputs.ids, inputs.positions, inputs.slots, parts.cache, batch
         )
-        parts.sample(self.ids[:n], hidden, inputs.kv_lens, rows)
+        parts.sample(self.ids[:n], hidden, inputs.kv_lens, rows, self.ring)
         return hidden
 
 

@@ -1,24 +1,28 @@
 """Between host and device: descriptors in, sampled ids out, each through a ring of buffers.
 
+Decode steps that need no copies pass by the former, and `ResultRing` only follows them.
+
 Rules
 - One copy a step at most, in either direction, each on a stream of its own.
 - A pinned buffer is written again only after the copy that read it; a device buffer only after the
   step that read it; a result's buffer only after its step was collected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
+from engine.descriptor import StepDescriptor
 from engine.logprobs import StepLogprobs
 from engine.request import Int32Array
 from engine.scoring import StepScores
 from engine.streams import Event, Streams
 from gpu_ops.device_rows import Changes, DeviceRows
+from gpu_ops.host_ring import PLACES, HostRing
 
-RING: Final = 4  # steps: two in flight, one being written, one to spare
+RING: Final = PLACES  # steps: two in flight, one being written, one to spare
 
 
 class Slot:
@@ -74,20 +78,23 @@ class StagingRing:
 
 
 class CollectedStep:
-    """A step whose ids are on their way to the host, or there. Owned by the engine thread."""
+    """A step whose ids are on their way to the host, or there. Owned by the engine thread.
 
-    def __init__(self, host: Int32Array, event: Event, scores: StepScores) -> None:
-        self._host: Int32Array | None = host
+    read  gives the ids, [sampled] int32, the caller's own, once `event` is done
+    """
+
+    def __init__(self, read: Callable[[], Int32Array], event: Event, scores: StepScores) -> None:
+        self._read: Callable[[], Int32Array] | None = read
         self._event = event
         self._scores = scores
         self._ids = np.empty(0, np.int32)
 
     def wait_tokens_sync(self) -> Int32Array:
         """[sampled] int32, the caller's own. May be asked for again."""
-        if self._host is not None:
+        if self._read is not None:
             self._event.synchronize()
-            self._ids = self._host.copy()
-            self._host = None
+            self._ids = self._read()
+            self._read = None
         return self._ids
 
     def wait_logprobs_sync(self) -> StepLogprobs | None:
@@ -128,6 +135,21 @@ class ResultRing:
         if sampled:
             streams.copy(*self._addresses[index], 4 * sampled, streams.copy_out)
         copied.record(streams.copy_out)
-        host = self._host[index][:sampled]
-        step = self._steps[index] = CollectedStep(host, copied, scores)
+        read = self._host[index][:sampled].copy
+        step = self._steps[index] = CollectedStep(read, copied, scores)
         return step
+
+    def follow(self, read: Callable[[], Int32Array]) -> CollectedStep:
+        """As `send`, for ids that come by themselves: `read` gives them once the step is over."""
+        index = self._next
+        self._next = (index + 1) % RING
+        computed, _ = self._events[index]
+        computed.record(self._streams.forward)
+        step = self._steps[index] = CollectedStep(read, computed, StepScores((), ()))
+        return step
+
+
+def host_ring(streams: Streams, device: torch.device, most_rows: int) -> HostRing:
+    """For decode steps of up to so many rows."""
+    nothing = StepDescriptor(step=0, decode_rows=np.empty(0, np.int32), same_decode_rows=True)
+    return HostRing(streams.pinned, most_rows, device, nothing.encode())

@@ -8,6 +8,7 @@ import torch
 
 from gpu_ops.cuda_launch import Kernel, kernel
 from gpu_ops.cuda_ops import element_bytes
+from gpu_ops.host_ring import RING_MACROS, HostRing
 
 Tensor = torch.Tensor
 
@@ -53,6 +54,7 @@ class Sampler:
         position: Tensor,
         rows: Tensor | None = None,
         last_token: Tensor | None = None,
+        ring: HostRing | None = None,
     ) -> None:
         """ids[i] = a token id for logits[i]; with `rows`, last_token[rows[i]] = it too.
 
@@ -62,6 +64,7 @@ class Sampler:
         position    [n] int32, the sampled token's index in its sequence
         rows        [n] int32
         last_token  [rows of the state] int32, written
+        ring        where the ids go, too, for the host: of the launch that `apply_left` began
         """
         n, vocabulary = logits.shape
         if n > len(self._arrived):
@@ -76,9 +79,17 @@ class Sampler:
                 position.data_ptr(), ids.data_ptr(),
                 0 if last_token is None else last_token.data_ptr(),
                 self._sums.data_ptr(), self._maxima.data_ptr(), self._arrived.data_ptr(),
-                vocabulary, logits.stride(0),
+                vocabulary, logits.stride(0), *_ring_arguments(ring, n),
                 shared_bytes=2 * _CHUNK_BYTES,
             )  # fmt: skip
+
+
+def _ring_arguments(ring: HostRing | None, rows: int) -> tuple[int, int, int]:
+    if ring is None:
+        return 0, 0, 0
+    if rows > ring.ids.shape[1]:
+        raise ValueError(f"{rows} rows of ids, but room for {ring.ids.shape[1]} on the host")
+    return ring.ids.data_ptr(), ring.ids.shape[1], ring.launches.data_ptr()
 
 
 def _chunks(vocabulary: int, element_bytes: int) -> int:
@@ -87,7 +98,8 @@ def _chunks(vocabulary: int, element_bytes: int) -> int:
 
 @functools.cache
 def _sample(element_bytes: int) -> Kernel:
-    run = kernel("sample.cu", "sample", "P" * 14 + "ii", {"ELEMENT_BYTES": element_bytes})
+    macros = {"ELEMENT_BYTES": element_bytes, **RING_MACROS}
+    run = kernel("sample.cu", "sample", "P" * 14 + "iiPiP", macros)
     return run.allow_shared(2 * _CHUNK_BYTES)
 
 

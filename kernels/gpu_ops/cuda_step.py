@@ -8,30 +8,48 @@ import torch
 from gpu_ops.cuda_decode import StepState
 from gpu_ops.cuda_launch import BoundLaunch, Kernel, kernel, multiprocessors
 from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.host_ring import CHANGE_WORDS, RING_MACROS, HostRing
 from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
 
 _THREADS: Final = 256
 _CHANGE_BLOCKS: Final = 8
+_CHANGES: Final = "PPPiiPiPPPPPPP"  # parameters of apply_changes
 
 
 @functools.cache
 def _kernel(name: str, parameters: str) -> Kernel:
-    return kernel("apply.cu", name, parameters, {})
+    return kernel("apply.cu", name, parameters, RING_MACROS)
 
 
 def changes_launch(
     block: Tensor, decode_rows: Tensor, state: StepState, sampling: SamplingState
 ) -> BoundLaunch:
     """`device_rows.Changes.apply` of the descriptor that is in `block` when it runs."""
-    arguments = (
-        block.data_ptr(), decode_rows.data_ptr(), len(decode_rows), len(state.lengths) - 1,
+    arguments = block.data_ptr(), 0, *_rows_arguments(decode_rows, state, sampling)
+    return _kernel("apply_changes", _CHANGES).bind((_CHANGE_BLOCKS, 1), _THREADS, *arguments)
+
+
+def apply_left(
+    ring: HostRing, decode_rows: Tensor, state: StepState, sampling: SamplingState
+) -> None:
+    """As `device_rows.apply_left`."""
+    _kernel("apply_changes", _CHANGES).launch(
+        (1, 1), CHANGE_WORDS // 4, ring.changes.data_ptr(), ring.launches.data_ptr(),
+        *_rows_arguments(decode_rows, state, sampling),
+    )  # fmt: skip
+
+
+def _rows_arguments(
+    decode_rows: Tensor, state: StepState, sampling: SamplingState
+) -> tuple[int, ...]:
+    return (
+        decode_rows.data_ptr(), len(decode_rows), len(state.lengths) - 1,
         state.page_table.data_ptr(), state.page_table.shape[1], state.lengths.data_ptr(),
         sampling.temperature.data_ptr(), sampling.top_k.data_ptr(), sampling.top_p.data_ptr(),
         sampling.min_p.data_ptr(), sampling.seed_lo.data_ptr(), sampling.seed_hi.data_ptr(),
     )  # fmt: skip
-    return _kernel("apply_changes", "PPiiPiPPPPPPP").bind((_CHANGE_BLOCKS, 1), _THREADS, *arguments)
 
 
 def position_slots(

@@ -12,6 +12,7 @@ import torch
 from gpu_ops import cuda_step
 from gpu_ops.cuda_decode import StepState
 from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.host_ring import COUNT_MASK, PLACES, HostRing
 from gpu_ops.token_inputs import TokenInputs
 
 Tensor = torch.Tensor
@@ -73,6 +74,15 @@ class Changes:
             self._launch(stream)
         else:
             _apply(self._block, self._rows)
+
+
+def apply_left(ring: HostRing, rows: DeviceRows) -> None:
+    """Begins a decode launch: as `Changes.apply`, of what the host has left in the ring for it."""
+    if rows.decode_rows.is_cuda:
+        return cuda_step.apply_left(ring, rows.decode_rows, rows.step, rows.sampling)
+    launch = int(ring.launches[0])
+    _apply(ring.changes[launch % PLACES], rows)
+    ring.launches[0] = launch + 1 & COUNT_MASK
 
 
 def _apply(block: Tensor, rows: DeviceRows) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from gpu_ops import ops
 from gpu_ops.cuda_decode import DecodeInputs, StepState
 from gpu_ops.cuda_sampling import SamplingState
+from gpu_ops.host_ring import COUNT_MASK, PLACES, HostRing
 
 Tensor = torch.Tensor
 
@@ -77,6 +78,7 @@ class PlainSampler:
         position: Tensor,
         rows: Tensor,
         last_token: Tensor,
+        ring: HostRing | None = None,
     ) -> None:
         """As `Sampler.sample_into`."""
         row = rows.long()
@@ -86,3 +88,7 @@ class PlainSampler:
         )  # fmt: skip
         ids.copy_(drawn)
         last_token[row] = ids
+        if ring is not None:
+            launch = int(ring.launches[0]) - 1 & COUNT_MASK
+            place = ring.ids[launch % PLACES, : len(ids)]
+            place[:, 0], place[:, 1] = ids, launch

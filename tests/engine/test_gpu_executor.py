@@ -22,6 +22,7 @@ from engine.graph_sizes import buckets_up_to
 from engine.load import load_model
 from engine.request import Request, SamplingParams
 from engine.small_steps import MOST_KEYS_READ
+from gpu_ops.host_ring import CHANGE_WORDS
 from gpu_ops.plain_decode import PlainSampler
 from tests.checkpoints import VOCAB, build_checkpoint
 from tests.engine.conftest import NEW_TOKENS, Expected, compute_expected
@@ -171,18 +172,43 @@ def test_steps_on_a_thread_of_their_own(kind: str, cases: Callable[[str], Expect
     assert not thread.is_alive() and found == [case.greedy[2]]
 
 
-def test_a_decode_step_without_changes_copies_nothing(cases: Callable[[str], Expected]) -> None:
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_a_decode_step_copies_nothing(page_size: int, cases: Callable[[str], Expected]) -> None:
+    """With changes or without, in either direction."""
     case = cases("llama")
-    made = Made(case.folder, "host", 64)
+    made = Made(case.folder, "host", page_size)
     driver = StepDriver(made.executor)
     for row in (0, 1):
         driver.join(row)
     driver.step([(row, case.prompts[row], True) for row in (0, 1)])
-    driver.step(decode=[1, 0])
-    copies = made.streams.copies_in
-    for _ in range(9):  # more than the rings' length
-        driver.step(decode=[1, 0], same=True)
-    assert made.streams.copies_in == copies
+    copies = made.streams.copies_in, made.streams.copy_out.waits  # type: ignore[attr-defined]
+    for step in range(9):  # more than the rings' length
+        driver.step(decode=[1, 0], same=step > 2)
+    assert (made.streams.copies_in, made.streams.copy_out.waits) == copies  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("most_words", [0, 20, CHANGE_WORDS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_between_decode_steps(
+    kind: str,
+    most_words: int,
+    cases: Callable[[str], Expected],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None, in every step, or in some: all of them staged, only those with pages, or none."""
+    monkeypatch.setattr("engine.cuda_executor.CHANGE_WORDS", most_words)
+    case = cases("qwen3")
+    driver = StepDriver(Made(case.folder, kind, 4).executor)
+    outputs: list[list[int]] = []
+    for row, prompt in enumerate(case.prompts):
+        driver.join(row)
+        outputs.append(driver.step([(row, prompt, True)]))
+    rows = list(range(len(outputs)))
+    for step in range(NEW_TOKENS - 1):
+        changes = step in (0, 1, 2, 5, 6, 11)
+        rows = rows[1:] + rows[:1] if changes else rows
+        _append(outputs, rows, driver.step(decode=rows, same=not changes))
+    assert outputs == [greedy[:NEW_TOKENS] for greedy in case.greedy]
 
 
 def test_a_step_larger_than_the_staging_buffers(cases: Callable[[str], Expected]) -> None:
@@ -281,8 +307,13 @@ def test_whole_engines_agree_with_the_cpu(
 
 
 @pytest.mark.gpu
-def test_bfloat16_goes_through_the_kernels_alike(cases: Callable[[str], Expected]) -> None:
-    """Graphs, overlap and eager steps launch the same kernels: the same ids to the last one."""
+def test_bfloat16_goes_through_the_kernels_alike(
+    cases: Callable[[str], Expected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs, overlap and eager steps launch the same kernels: the same ids to the last one.
+
+    Whether changes are taken from the ring or staged makes no difference either.
+    """
     folder = cases("qwen3").folder
     settings = {"dtype": "bfloat16", "max_model_len": 128, "max_running": 4}
 
@@ -292,3 +323,5 @@ def test_bfloat16_goes_through_the_kernels_alike(cases: Callable[[str], Expected
     plain = run(cuda_graph_max_rows=0, overlap=False, max_kv_tokens=4096)
     assert run() == plain
     assert run(overlap=False) == plain
+    monkeypatch.setattr("engine.cuda_executor.CHANGE_WORDS", 0)
+    assert run() == plain

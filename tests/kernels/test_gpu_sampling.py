@@ -5,6 +5,7 @@ ids: sums of float32 exponentials, relative error about 2^-21. So an id that dif
 that the exact running mass nearly reaches or has just left.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -168,3 +169,48 @@ def test_rows_indirect_and_captured() -> None:
         torch.cuda.synchronize()
         assert torch.equal(ids, first) and torch.equal(last[order.cuda()], ids)
     assert torch.equal(ids.cpu()[order.argsort()], sampling.sample(*plain.arguments()))
+
+
+def test_what_the_host_is_told() -> None:
+    """Each launch in its own place, with its number, until as many others have followed."""
+    from gpu_ops.cuda_sampling import Sampler, SamplingState
+    from gpu_ops.host_ring import PLACES, HostRing
+
+    plain = Rows(7, 151936, torch.bfloat16)
+    state = SamplingState(
+        *(part.cuda() for part in (plain.temperature, plain.top_k, plain.top_p, plain.min_p)),
+        plain.seed_lo.cuda(), plain.seed_hi.cuda(),
+    )  # fmt: skip
+    logits, position = plain.logits.cuda(), plain.position.cuda()
+    ids = torch.full((7,), -1, dtype=torch.int32, device="cuda")
+    ring = HostRing(pinned, 9, torch.device("cuda"), np.empty(0, np.int32))
+    sampler = Sampler(8, 151936, torch.device("cuda"))
+
+    def run() -> None:
+        ring.launches.add_(1)  # as `apply_left` does
+        sampler.sample_into(ids, logits, state, position, ring=ring)
+        position.add_(1)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    seen = [ids.tolist()]
+    event = torch.cuda.Event()
+    for launch in range(1, 3 * PLACES + 2):
+        graph.replay()
+        event.record()
+        event.synchronize()  # all that the host may wait for
+        seen.append(ids.tolist())
+        for earlier in range(max(0, launch - PLACES + 1), launch + 1):
+            assert ring.read(earlier, 7).tolist() == seen[earlier]
+    assert (ring.ids[:, 7:] == -1).all()
+    ring.launches[0] = -1  # and so 0, which is where numbers begin again
+    graph.replay()
+    torch.cuda.synchronize()
+    assert ring.read(2**31 - 1, 7).tolist() == ids.tolist()
+
+
+def pinned(words: int) -> Tensor:
+    return torch.empty(words, dtype=torch.int32, pin_memory=True)

@@ -5,14 +5,31 @@
 enum { FLAGS = 3, JOINED, PAGE_WRITES, SEGMENTS, PREFILL_TOKENS, DECODE, HEADER_WORDS = 16 };
 enum { SAME_DECODE_ROWS = 1, JOINED_WORDS = 8, PAGE_WRITE_WORDS = 3, SEGMENT_WORDS = 4 };
 
-// Any grid. A row or a page table entry is named once; decode_rows[capacity] is filled up with the
-// dummy row, or stays as it is.
-extern "C" __global__ void apply_changes(const int* block, int* decode_rows, int capacity,
-                                         int dummy_row, int* page_table, int max_pages,
-                                         int* lengths, float* temperature, int* top_k,
-                                         float* top_p, float* min_p, int* seed_lo, int* seed_hi) {
+// Begins decode launch launches[0], and counts it: its place of the ring at `changes` (host_ring.py),
+// copied to shared memory, for one block of CHANGE_WORDS / 4 threads. The host's memory is a microsecond or
+// two away: so all of the place is asked for at once, whatever is in it, and past every cache, for it is
+// written anew.
+__device__ __forceinline__ const int* fetch_changes(const int* changes, int* launches) {
+    __shared__ int4 fetched[CHANGE_WORDS / 4];
+    int launch = __ldcg(launches);
+    changes += (size_t)(launch % PLACES) * CHANGE_WORDS;
+    fetched[threadIdx.x] = __ldcv((const int4*)changes + threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x == 0) *launches = (launch + 1) & COUNT_MASK;
+    return (const int*)fetched;
+}
+
+// A row or a page table entry is named once; decode_rows[capacity] is filled up with the dummy row, or
+// stays as it is. Any grid, of the descriptor in `block`; with `launches` as `fetch_changes`, of what the
+// ring at `block` has for the decode launch that begins.
+extern "C" __global__ void apply_changes(const int* block, int* launches, int* decode_rows,
+                                         int capacity, int dummy_row, int* page_table,
+                                         int max_pages, int* lengths, float* temperature,
+                                         int* top_k, float* top_p, float* min_p, int* seed_lo,
+                                         int* seed_hi) {
     wait_for_previous();
     let_next_start();
+    if (launches) block = fetch_changes(block, launches);
     int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     int joined = block[JOINED], writes = block[PAGE_WRITES], segments = block[SEGMENTS];
     const int* at = block + HEADER_WORDS;

@@ -163,11 +163,13 @@ __device__ u32 draw_filtered(Row& row, Filters& filters, float* masses, const fl
 // logits[n, size], rows `stride` apart -> ids[n], and last_token[rows[n]] where given.
 // Parameters are per row of logits, or, with `rows`, at rows[n]; position is per row of logits.
 // sums [n, chunks], grid (chunks, n), two chunks of dynamic shared memory.
+// host [PLACES, host_rows] (id, launch), in the host's memory (host_ring.py); may be null. This is part of
+// launch launches[0] - 1.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     sample(const Element* logits, const int* rows, const float* temperature, const int* top_k,
            const float* top_p, const float* min_p, const int* seed_lo, const int* seed_hi,
            const int* position, int* ids, int* last_token, ChunkSum* sums, float* maxima, int* arrived,
-           int size, int stride) {
+           int size, int stride, int2* host, int host_rows, const int* launches) {
     extern __shared__ __align__(16) Element buffers[];
     __shared__ float masses[MAX_CHUNKS];
     __shared__ int arrivals;
@@ -210,5 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         id = min(id, (u32)size - 1);  // a row of NaN has no largest
         ids[index] = id;
         if (last_token) last_token[state] = id;
+        if (host) {
+            int launch = (__ldcg(launches) - 1) & COUNT_MASK;
+            host[(size_t)(launch % PLACES) * host_rows + index] = make_int2(id, launch);
+        }
     }
 }
