@@ -9,7 +9,7 @@ one each. --profile adds the time by kernel, from torch's profiler over one repl
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 import perf  # noqa: F401  (the path)
-from gpu_ops import cuda_linear, cuda_ops
+from gpu_ops import cuda_linear, cuda_ops, cuda_split_linear, cuda_streamed_linear
+from gpu_ops.after import After
 from gpu_ops.cuda_decode import (
     DecodeAttention,
     HeadTransform,
@@ -25,7 +26,9 @@ from gpu_ops.cuda_decode import (
     decode_inputs,
     decode_tuning,
 )
+from gpu_ops.cuda_launch import multiprocessors
 from gpu_ops.cuda_sampling import Sampler
+from gpu_ops.cuda_streamed_linear import stream_tuning
 from gpu_ops.unnormed import Unnormed
 from perf.bench_kernels import sampling_state
 from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
@@ -36,6 +39,7 @@ Tensor = torch.Tensor
 PAGE_SIZE: Final = 64
 EPS: Final = 1e-6
 REPLAYS: Final = 30
+PRODUCTS: Final = ("auto", "few", "many", "split", "cublas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,12 @@ class Step:
     """One decode step over `batch` rows of a model. Owned by one thread."""
 
     def __init__(
-        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], products: str
-    ) -> None:
-        self.products = products  # whose matrix products: few, many, cublas
+        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], products: str,
+        ring_stages: int = 0,
+    ) -> None:  # fmt: skip
+        """ring_stages  at most so many in the streamed products' rings; 0: as many as fit"""
+        self.ring_stages = ring_stages
+        self.products = products  # whose matrix products: few, many, split, cublas
         device, batch = torch.device("cuda"), len(lengths)
         max_pages = -(-(max(lengths) + 200) // PAGE_SIZE)
         order = torch.randperm(batch * max_pages, device=device, dtype=torch.int32) + 1
@@ -136,11 +143,13 @@ class Step:
         )
 
     def _any_rows(self, residual: Tensor, x: Tensor) -> Tensor:
+        parts = None if self.products == "split" else 1
+        add_and_norm_ = cuda_split_linear.linear_add_rms_norm_
         for layer, next_norm in self._with_next_norms():
-            x = F.linear(self._attend(layer, F.linear(x, layer.qkv)), layer.o)
-            x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
-            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
-            x = cuda_ops.add_rms_norm_(x, residual, next_norm, EPS)
+            x = self._attend(layer, F.linear(x, layer.qkv))
+            x = add_and_norm_(x, layer.o, residual, layer.norms[1], EPS, parts)
+            x = cuda_ops.silu_mul(F.linear(x, layer.gate_up))
+            x = add_and_norm_(x, layer.down, residual, next_norm, EPS, parts)
         return x
 
     def _many_rows(self, residual: Tensor, normed: Tensor) -> Tensor:
@@ -158,11 +167,35 @@ class Step:
         return zip(self.layers, following, strict=True)
 
     def _few_rows(self, residual: Tensor) -> Tensor:
+        if self.ring_stages:
+            return self._streamed(residual)
         for layer in self.layers:
             qkv = cuda_linear.norm_linear(residual, layer.norms[0], EPS, layer.qkv)
             cuda_linear.linear_add_(self._attend(layer, qkv), layer.o, residual)
             x = cuda_linear.norm_linear_silu_mul(residual, layer.norms[1], EPS, layer.gate_up)
             cuda_linear.linear_add_(x, layer.down, residual)
+        return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
+
+    def _streamed(self, residual: Tensor) -> Tensor:
+        """`_few_rows` with rings of `ring_stages` stages, where they would be longer."""
+        qkv, active = (
+            residual.new_empty((len(residual), size))
+            for size in (len(self.layers[0].qkv), len(self.layers[0].gate_up) // 2)
+        )
+
+        def launch(
+            x: Tensor, norm: Tensor | None, weight: Tensor, out: Tensor, after: After
+        ) -> None:
+            silu_mul, resident = after == After.SILU_MUL, multiprocessors(x.device)
+            tuning = stream_tuning(len(x), *weight.shape, resident, silu_mul)
+            tuning = replace(tuning, stages=min(tuning.stages, self.ring_stages))
+            cuda_streamed_linear.launch(x, norm, EPS, weight, out, after, tuning)
+
+        for layer in self.layers:
+            launch(residual, layer.norms[0], layer.qkv, qkv, After.STORE)
+            launch(self._attend(layer, qkv), None, layer.o, residual, After.ADD)
+            launch(residual, layer.norms[1], layer.gate_up, active, After.SILU_MUL)
+            launch(active, None, layer.down, residual, After.ADD)
         return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
 
     def _attend(self, layer: Layer, qkv: Tensor) -> Tensor:
@@ -179,7 +212,7 @@ def best_products(rows: int, layer: Layer) -> str:
     if all(cuda_linear.takes(rows, weight) for weight in layer.weights()):
         return "few"
     many = all(cuda_linear.takes_many(rows, weight) for weight in layer.weights())
-    return "many" if many else "cublas"
+    return "many" if many else "split"
 
 
 def by_kernel(step: Step, graph: torch.cuda.CUDAGraph) -> list[dict[str, Any]]:
@@ -226,8 +259,16 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.option("--context", default=600)
 @click.option("--batch", "batches", multiple=True, default=(256, 128, 64, 32, 8, 1), type=int)
 @click.option("--profile", "profiled", is_flag=True)
-@click.option("--products", type=click.Choice(["auto", "few", "many", "cublas"]), default="auto")
-def main(model: str, context: int, batches: tuple[int, ...], profiled: bool, products: str) -> None:
+@click.option("--products", type=click.Choice(PRODUCTS), default="auto")
+@click.option("--ring-stages", default=0, help="Of streamed products, at most; 0: all that fit.")
+def main(
+    model: str,
+    context: int,
+    batches: tuple[int, ...],
+    profiled: bool,
+    products: str,
+    ring_stages: int,
+) -> None:
     torch.manual_seed(0)
     shape = SHAPES[model]
     measured = ceilings()
@@ -238,7 +279,7 @@ def main(model: str, context: int, batches: tuple[int, ...], profiled: bool, pro
     rows = []
     for batch in batches:
         chosen = best_products(batch, layers[0]) if products == "auto" else products
-        step = Step(shape, layers, table, [context] * batch, chosen)
+        step = Step(shape, layers, table, [context] * batch, chosen, ring_stages)
         rows.append({"products": chosen, **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
     name = f"bench_decode_graph_{model}" + ("" if products == "auto" else f"_{products}")

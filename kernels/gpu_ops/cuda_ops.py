@@ -70,6 +70,23 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Te
     return out
 
 
+def add_parts_rms_norm_(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`add_rms_norm_` of a sum that is still in parts.
+
+    parts  [count, n, size] float32; their sum is rounded to residual's dtype before it is added
+    """
+    rows, size = residual.shape
+    out = torch.empty_like(residual)
+    if rows:
+        threads, vectors = _norm_shape(size)
+        run = _norm("add_parts_rms_norm", "PiPPPif", element_bytes(residual), vectors)
+        run.launch(
+            (rows, 1), threads, parts.data_ptr(), len(parts), residual.data_ptr(),
+            weight.data_ptr(), out.data_ptr(), size, eps,
+        )  # fmt: skip
+    return out
+
+
 def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(table[ids], its rms_norm): the residual and the first layer's input, both [n, size].
 
@@ -93,7 +110,7 @@ def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tu
 
 @functools.cache
 def _silu_mul(element_bytes: int) -> Kernel:
-    return kernel("activation.cu", "silu_mul", "PPii", {"ELEMENT_BYTES": element_bytes})
+    return kernel("activation.cu", "silu_mul", "PPi", {"ELEMENT_BYTES": element_bytes})
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -104,9 +121,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         threads = 128
-        blocks = -(-rows * size // (_GROUP * threads))
+        blocks = -(-size // (_GROUP * threads))
         run = _silu_mul(element_bytes(gate_up))
-        run.launch((blocks, 1), threads, gate_up.data_ptr(), out.data_ptr(), rows, size)
+        run.launch((rows, blocks), threads, gate_up.data_ptr(), out.data_ptr(), size)
     return out
 
 
