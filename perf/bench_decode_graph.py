@@ -29,6 +29,7 @@ from gpu_ops.cuda_decode import (
 from gpu_ops.cuda_launch import multiprocessors
 from gpu_ops.cuda_sampling import Sampler
 from gpu_ops.cuda_streamed_linear import stream_tuning
+from gpu_ops.following import Following
 from gpu_ops.unnormed import Unnormed
 from perf.bench_kernels import sampling_state
 from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
@@ -85,16 +86,22 @@ class Layer:
         return self.qkv, self.o, self.gate_up, self.down
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How a step does its products."""
+
+    products: str  # few, many, split, cublas
+    ring_stages: int = 0  # of streamed ones, at most; 0: as many as fit
+    ahead_bytes: int = 0  # of a weight, fetched by the small kernel before its product
+
+
 class Step:
     """One decode step over `batch` rows of a model. Owned by one thread."""
 
     def __init__(
-        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], products: str,
-        ring_stages: int = 0,
-    ) -> None:  # fmt: skip
-        """ring_stages  at most so many in the streamed products' rings; 0: as many as fit"""
-        self.ring_stages = ring_stages
-        self.products = products  # whose matrix products: few, many, split, cublas
+        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], ways: Ways
+    ) -> None:
+        self.ways, self.products = ways, ways.products
         device, batch = torch.device("cuda"), len(lengths)
         max_pages = -(-(max(lengths) + 200) // PAGE_SIZE)
         order = torch.randperm(batch * max_pages, device=device, dtype=torch.int32) + 1
@@ -145,12 +152,18 @@ class Step:
     def _any_rows(self, residual: Tensor, x: Tensor) -> Tensor:
         parts = None if self.products == "split" else 1
         add_and_norm_ = cuda_split_linear.linear_add_rms_norm_
-        for layer, next_norm in self._with_next_norms():
+        following = [*(layer.qkv for layer in self.layers[1:]), self.table]
+        for (layer, next_norm), next_weight in zip(self._with_next_norms(), following, strict=True):
             x = self._attend(layer, F.linear(x, layer.qkv))
-            x = add_and_norm_(x, layer.o, residual, layer.norms[1], EPS, parts)
-            x = cuda_ops.silu_mul(F.linear(x, layer.gate_up))
-            x = add_and_norm_(x, layer.down, residual, next_norm, EPS, parts)
+            ahead = self._ahead(layer.gate_up)
+            x = add_and_norm_(x, layer.o, residual, layer.norms[1], EPS, parts, ahead)
+            x = cuda_ops.silu_mul(F.linear(x, layer.gate_up), self._ahead(layer.down))
+            ahead = self._ahead(next_weight)
+            x = add_and_norm_(x, layer.down, residual, next_norm, EPS, parts, ahead)
         return x
+
+    def _ahead(self, weight: Tensor) -> Following | None:
+        return Following(weight, self.ways.ahead_bytes) if self.ways.ahead_bytes else None
 
     def _many_rows(self, residual: Tensor, normed: Tensor) -> Tensor:
         x: Tensor | Unnormed = normed
@@ -167,7 +180,7 @@ class Step:
         return zip(self.layers, following, strict=True)
 
     def _few_rows(self, residual: Tensor) -> Tensor:
-        if self.ring_stages:
+        if self.ways.ring_stages:
             return self._streamed(residual)
         for layer in self.layers:
             qkv = cuda_linear.norm_linear(residual, layer.norms[0], EPS, layer.qkv)
@@ -188,7 +201,7 @@ class Step:
         ) -> None:
             silu_mul, resident = after == After.SILU_MUL, multiprocessors(x.device)
             tuning = stream_tuning(len(x), *weight.shape, resident, silu_mul)
-            tuning = replace(tuning, stages=min(tuning.stages, self.ring_stages))
+            tuning = replace(tuning, stages=min(tuning.stages, self.ways.ring_stages))
             cuda_streamed_linear.launch(x, norm, EPS, weight, out, after, tuning)
 
         for layer in self.layers:
@@ -261,6 +274,7 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.option("--profile", "profiled", is_flag=True)
 @click.option("--products", type=click.Choice(PRODUCTS), default="auto")
 @click.option("--ring-stages", default=0, help="Of streamed products, at most; 0: all that fit.")
+@click.option("--ahead-mb", default=0, help="Of a weight, fetched before cuBLAS begins.")
 def main(
     model: str,
     context: int,
@@ -268,6 +282,7 @@ def main(
     profiled: bool,
     products: str,
     ring_stages: int,
+    ahead_mb: int,
 ) -> None:
     torch.manual_seed(0)
     shape = SHAPES[model]
@@ -279,7 +294,8 @@ def main(
     rows = []
     for batch in batches:
         chosen = best_products(batch, layers[0]) if products == "auto" else products
-        step = Step(shape, layers, table, [context] * batch, chosen, ring_stages)
+        ways = Ways(chosen, ring_stages, ahead_mb * 1_000_000)
+        step = Step(shape, layers, table, [context] * batch, ways)
         rows.append({"products": chosen, **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
     name = f"bench_decode_graph_{model}" + ("" if products == "auto" else f"_{products}")
