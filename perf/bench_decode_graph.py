@@ -92,7 +92,7 @@ class Ways:
 
     products: str  # few, many, split, cublas
     ring_stages: int = 0  # of streamed ones, at most; 0: as many as fit
-    ahead_bytes: int = 0  # of a weight, fetched by the small kernel before its product
+    ahead_bytes: int = 0  # of a weight, fetched by the kernel before its product
 
 
 class Step:
@@ -215,7 +215,7 @@ class Step:
         head = HeadTransform(layer.head_norms[0], layer.head_norms[1], EPS, self.cos_sin)
         out = self.attention.attend_qkv(
             qkv, head, layer.k, layer.v, self.inputs.kv_lens, self.state.page_table,
-            self.shape.head_dim**-0.5, rows=self.rows,
+            self.shape.head_dim**-0.5, rows=self.rows, following=self._ahead(layer.o),
         )  # fmt: skip
         return out.flatten(1)
 
@@ -274,7 +274,7 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.option("--profile", "profiled", is_flag=True)
 @click.option("--products", type=click.Choice(PRODUCTS), default="auto")
 @click.option("--ring-stages", default=0, help="Of streamed products, at most; 0: all that fit.")
-@click.option("--ahead-mb", default=0, help="Of a weight, fetched before cuBLAS begins.")
+@click.option("--ahead-mb", default=0, help="Of a weight, fetched by the kernel before it.")
 def main(
     model: str,
     context: int,
