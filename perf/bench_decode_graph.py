@@ -299,6 +299,8 @@ def main(
         rows.append({"products": chosen, **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
     name = f"bench_decode_graph_{model}" + ("" if products == "auto" else f"_{products}")
+    name += f"_ring{ring_stages}" if ring_stages else ""
+    name += f"_ahead{ahead_mb}" if ahead_mb else ""
     print(save(name, figures, figures["gpu"]))
 
 
