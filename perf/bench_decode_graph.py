@@ -9,7 +9,8 @@ one each. --profile adds the time by kernel, from torch's profiler over one repl
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Final
 
 import click
@@ -93,6 +94,11 @@ class Ways:
     products: str  # few, many, split, cublas
     ring_stages: int = 0  # of streamed ones, at most; 0: as many as fit
     ahead_bytes: int = 0  # of a weight, fetched by the kernel before its product
+
+    def __str__(self) -> str:
+        ring = f", rings of {self.ring_stages}" if self.ring_stages else ""
+        ahead = f", {self.ahead_bytes / 1e6:.0f} MB ahead" if self.ahead_bytes else ""
+        return self.products + ring + ahead
 
 
 class Step:
@@ -256,8 +262,7 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
         "floor_ms_at_4.1": round(step.bytes / 4.1e9, 3),
     }
     print(
-        f"batch {batch} {step.products}: {row['ms']} ms,"
-        f" bytes at 4.1 TB/s {row['floor_ms_at_4.1']}",
+        f"batch {batch} {step.ways}: {row['ms']} ms, bytes at 4.1 TB/s {row['floor_ms_at_4.1']}",
         flush=True,
     )
     if profiled:
@@ -272,17 +277,19 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.option("--context", default=600)
 @click.option("--batch", "batches", multiple=True, default=(256, 128, 64, 32, 8, 1), type=int)
 @click.option("--profile", "profiled", is_flag=True)
-@click.option("--products", type=click.Choice(PRODUCTS), default="auto")
-@click.option("--ring-stages", default=0, help="Of streamed products, at most; 0: all that fit.")
-@click.option("--ahead-mb", default=0, help="Of a weight, fetched by the kernel before it.")
+@click.option("--products", multiple=True, type=click.Choice(PRODUCTS), default=("auto",))
+@click.option(
+    "--ring-stages", multiple=True, default=(0,), help="Of streamed products, at most; 0: all."
+)
+@click.option("--ahead-mb", multiple=True, default=(0,), help="Fetched of a weight beforehand.")
 def main(
     model: str,
     context: int,
     batches: tuple[int, ...],
     profiled: bool,
-    products: str,
-    ring_stages: int,
-    ahead_mb: int,
+    products: tuple[str, ...],
+    ring_stages: tuple[int, ...],
+    ahead_mb: tuple[int, ...],
 ) -> None:
     torch.manual_seed(0)
     shape = SHAPES[model]
@@ -292,16 +299,14 @@ def main(
     layers = [Layer(shape, pages) for _ in range(shape.layers)]
     table = random_bf16(shape.vocabulary, shape.hidden)
     rows = []
-    for batch in batches:
-        chosen = best_products(batch, layers[0]) if products == "auto" else products
-        ways = Ways(chosen, ring_stages, ahead_mb * 1_000_000)
+    for batch, name, stages, ahead in product(batches, products, ring_stages, ahead_mb):
+        chosen = best_products(batch, layers[0]) if name == "auto" else name
+        ways = Ways(chosen, stages, ahead * 1_000_000)
         step = Step(shape, layers, table, [context] * batch, ways)
-        rows.append({"products": chosen, **measure(step, batch, profiled)})
+        rows.append({**asdict(ways), **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
-    name = f"bench_decode_graph_{model}" + ("" if products == "auto" else f"_{products}")
-    name += f"_ring{ring_stages}" if ring_stages else ""
-    name += f"_ahead{ahead_mb}" if ahead_mb else ""
-    print(save(name, figures, figures["gpu"]))
+    suffix = "" if products == ("auto",) else "_" + "_".join(products)
+    print(save(f"bench_decode_graph_{model}{suffix}", figures, figures["gpu"]))
 
 
 if __name__ == "__main__":

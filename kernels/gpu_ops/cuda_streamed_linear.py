@@ -83,6 +83,7 @@ def launch(
 ) -> None:
     """out [n, width] becomes, or for ADD grows by, the product of x, normed if there is a norm."""
     (rows, size), outputs = x.shape, weight.shape[0]
+    assert 0 < rows <= MAX_ROWS
     silu_mul = after == After.SILU_MUL
     resident = multiprocessors(weight.device)
     tuning = tuning or stream_tuning(rows, outputs, size, resident, silu_mul)
