@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 EPS: Final = 1e-6
 FEW: Final = (1, 8, 16)
 MANY: Final = (32, 64, 96, 128, 160, 192, 224, 256)
-PARTS: Final = (1, 2, 4, 5, 8)
+PARTS: Final = (1, 2, 3, 4, 5, 6, 8)
 _GAIN: Final = 0.01  # of the time: less is noise
 
 
@@ -116,19 +116,27 @@ def many_rows(timer: ColdTimer, product: Product, rows: int) -> Iterator[dict[st
     grown = residual.clone()  # what is timed adds to it again and again
     whole = cuda_split_linear.linear_add_rms_norm_(x, weight, residual.clone(), norm, EPS, 1)
     for parts in PARTS:
-        if weight.shape[1] % (64 * parts):
-            continue
-        out = cuda_split_linear.linear_add_rms_norm_(x, weight, residual.clone(), norm, EPS, parts)
-        check(out, whole, f"{product.name} {rows} in {parts}")
+        wide_x, wide_weight = (filled_up(each, 64 * parts) for each in (x, weight))
+        into = residual.clone()
+        out = cuda_split_linear.linear_add_rms_norm_(wide_x, wide_weight, into, norm, EPS, parts)
+        padded = wide_x.shape[1] - x.shape[1]
+        name = f"{product.name} {rows} and norm, k in {parts}" + (f" + {padded}" if padded else "")
+        check(out, whole, name)
         row = figure(
-            f"{product.name} {rows} and norm, k in {parts}",
+            name,
             timer,
-            lambda n=parts: cuda_split_linear.linear_add_rms_norm_(  # type: ignore[misc]
-                x, weight, grown, norm, EPS, n
+            lambda x=wide_x, w=wide_weight, n=parts: (  # type: ignore[misc]
+                cuda_split_linear.linear_add_rms_norm_(x, w, grown, norm, EPS, n)
             ),
             moved,
         )
-        yield {**row, "shape": "{}x{}".format(*weight.shape), "rows": rows, "parts": parts}
+        shape = "{}x{}".format(*weight.shape)
+        yield {**row, "shape": shape, "rows": rows, "parts": parts, "padded": padded}
+
+
+def filled_up(x: Tensor, multiple: int) -> Tensor:
+    """With zeros, to a multiple of so many columns: a model would have to hold its weights so."""
+    return F.pad(x, (0, -x.shape[1] % multiple)).contiguous()
 
 
 def check(out: Tensor, expected: Tensor, what: str) -> None:
@@ -145,7 +153,7 @@ def best_parts(rows: list[dict[str, Any]]) -> dict[str, list[list[int]]]:
             times = {
                 row["parts"]: row["us"]
                 for row in rows
-                if row["shape"] == shape and row["rows"] == most
+                if row["shape"] == shape and row["rows"] == most and not row["padded"]
             }
             best = min(times, key=lambda parts: times[parts])
             pays = times[best] < (1 - _GAIN) * times[1]

@@ -38,9 +38,10 @@ def test_what_was_not_measured_is_not_cut(table: Path) -> None:
 def test_the_benchmark_keeps_what_wins_by_more_than_noise() -> None:
     times = {(64, 1): 10.0, (64, 2): 9.95, (128, 1): 10.0, (128, 2): 9.0, (128, 4): 9.5}
     rows = [
-        {"shape": "64x128", "rows": rows, "parts": parts, "us": us}
+        {"shape": "64x128", "rows": rows, "parts": parts, "us": us, "padded": 0}
         for (rows, parts), us in times.items()
     ]
+    rows.append({"shape": "64x128", "rows": 128, "parts": 3, "us": 1.0, "padded": 64})
     assert best_parts(rows) == {"64x128": [[64, 1], [128, 2]]}
 
 
