@@ -9,7 +9,8 @@ one each. --profile adds the time by kernel, from torch's profiler over one repl
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Final
 
 import click
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import perf  # noqa: F401  (the path)
-from gpu_ops import cuda_linear, cuda_ops
+from gpu_ops import cuda_linear, cuda_ops, cuda_split_linear, cuda_streamed_linear
+from gpu_ops.after import After
 from gpu_ops.cuda_decode import (
     DecodeAttention,
     HeadTransform,
@@ -25,7 +27,10 @@ from gpu_ops.cuda_decode import (
     decode_inputs,
     decode_tuning,
 )
+from gpu_ops.cuda_launch import multiprocessors
 from gpu_ops.cuda_sampling import Sampler
+from gpu_ops.cuda_streamed_linear import stream_tuning
+from gpu_ops.following import Following
 from gpu_ops.unnormed import Unnormed
 from perf.bench_kernels import sampling_state
 from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
@@ -36,6 +41,7 @@ Tensor = torch.Tensor
 PAGE_SIZE: Final = 64
 EPS: Final = 1e-6
 REPLAYS: Final = 30
+PRODUCTS: Final = ("auto", "few", "many", "split", "cublas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,27 @@ class Layer:
         return self.qkv, self.o, self.gate_up, self.down
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How a step does its products."""
+
+    products: str  # few, many, split, cublas
+    ring_stages: int = 0  # of streamed ones, at most; 0: as many as fit
+    ahead_bytes: int = 0  # of a weight, fetched by the kernel before its product
+
+    def __str__(self) -> str:
+        ring = f", rings of {self.ring_stages}" if self.ring_stages else ""
+        ahead = f", {self.ahead_bytes / 1e6:.0f} MB ahead" if self.ahead_bytes else ""
+        return self.products + ring + ahead
+
+
 class Step:
     """One decode step over `batch` rows of a model. Owned by one thread."""
 
     def __init__(
-        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], products: str
+        self, shape: Shape, layers: list[Layer], table: Tensor, lengths: list[int], ways: Ways
     ) -> None:
-        self.products = products  # whose matrix products: few, many, cublas
+        self.ways, self.products = ways, ways.products
         device, batch = torch.device("cuda"), len(lengths)
         max_pages = -(-(max(lengths) + 200) // PAGE_SIZE)
         order = torch.randperm(batch * max_pages, device=device, dtype=torch.int32) + 1
@@ -136,12 +156,20 @@ class Step:
         )
 
     def _any_rows(self, residual: Tensor, x: Tensor) -> Tensor:
-        for layer, next_norm in self._with_next_norms():
-            x = F.linear(self._attend(layer, F.linear(x, layer.qkv)), layer.o)
-            x = cuda_ops.add_rms_norm_(x, residual, layer.norms[1], EPS)
-            x = F.linear(cuda_ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
-            x = cuda_ops.add_rms_norm_(x, residual, next_norm, EPS)
+        parts = None if self.products == "split" else 1
+        add_and_norm_ = cuda_split_linear.linear_add_rms_norm_
+        following = [*(layer.qkv for layer in self.layers[1:]), self.table]
+        for (layer, next_norm), next_weight in zip(self._with_next_norms(), following, strict=True):
+            x = self._attend(layer, F.linear(x, layer.qkv))
+            ahead = self._ahead(layer.gate_up)
+            x = add_and_norm_(x, layer.o, residual, layer.norms[1], EPS, parts, ahead)
+            x = cuda_ops.silu_mul(F.linear(x, layer.gate_up), self._ahead(layer.down))
+            ahead = self._ahead(next_weight)
+            x = add_and_norm_(x, layer.down, residual, next_norm, EPS, parts, ahead)
         return x
+
+    def _ahead(self, weight: Tensor) -> Following | None:
+        return Following(weight, self.ways.ahead_bytes) if self.ways.ahead_bytes else None
 
     def _many_rows(self, residual: Tensor, normed: Tensor) -> Tensor:
         x: Tensor | Unnormed = normed
@@ -158,6 +186,8 @@ class Step:
         return zip(self.layers, following, strict=True)
 
     def _few_rows(self, residual: Tensor) -> Tensor:
+        if self.ways.ring_stages:
+            return self._streamed(residual)
         for layer in self.layers:
             qkv = cuda_linear.norm_linear(residual, layer.norms[0], EPS, layer.qkv)
             cuda_linear.linear_add_(self._attend(layer, qkv), layer.o, residual)
@@ -165,11 +195,33 @@ class Step:
             cuda_linear.linear_add_(x, layer.down, residual)
         return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
 
+    def _streamed(self, residual: Tensor) -> Tensor:
+        """`_few_rows` with rings of `ring_stages` stages, where they would be longer."""
+        qkv, active = (
+            residual.new_empty((len(residual), size))
+            for size in (len(self.layers[0].qkv), len(self.layers[0].gate_up) // 2)
+        )
+
+        def launch(
+            x: Tensor, norm: Tensor | None, weight: Tensor, out: Tensor, after: After
+        ) -> None:
+            silu_mul, resident = after == After.SILU_MUL, multiprocessors(x.device)
+            tuning = stream_tuning(len(x), *weight.shape, resident, silu_mul)
+            tuning = replace(tuning, stages=min(tuning.stages, self.ways.ring_stages))
+            cuda_streamed_linear.launch(x, norm, EPS, weight, out, after, tuning)
+
+        for layer in self.layers:
+            launch(residual, layer.norms[0], layer.qkv, qkv, After.STORE)
+            launch(self._attend(layer, qkv), None, layer.o, residual, After.ADD)
+            launch(residual, layer.norms[1], layer.gate_up, active, After.SILU_MUL)
+            launch(active, None, layer.down, residual, After.ADD)
+        return cuda_ops.rms_norm(residual, self.layers[0].norms[0], EPS)
+
     def _attend(self, layer: Layer, qkv: Tensor) -> Tensor:
         head = HeadTransform(layer.head_norms[0], layer.head_norms[1], EPS, self.cos_sin)
         out = self.attention.attend_qkv(
             qkv, head, layer.k, layer.v, self.inputs.kv_lens, self.state.page_table,
-            self.shape.head_dim**-0.5, rows=self.rows,
+            self.shape.head_dim**-0.5, rows=self.rows, following=self._ahead(layer.o),
         )  # fmt: skip
         return out.flatten(1)
 
@@ -179,7 +231,7 @@ def best_products(rows: int, layer: Layer) -> str:
     if all(cuda_linear.takes(rows, weight) for weight in layer.weights()):
         return "few"
     many = all(cuda_linear.takes_many(rows, weight) for weight in layer.weights())
-    return "many" if many else "cublas"
+    return "many" if many else "split"
 
 
 def by_kernel(step: Step, graph: torch.cuda.CUDAGraph) -> list[dict[str, Any]]:
@@ -210,8 +262,7 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
         "floor_ms_at_4.1": round(step.bytes / 4.1e9, 3),
     }
     print(
-        f"batch {batch} {step.products}: {row['ms']} ms,"
-        f" bytes at 4.1 TB/s {row['floor_ms_at_4.1']}",
+        f"batch {batch} {step.ways}: {row['ms']} ms, bytes at 4.1 TB/s {row['floor_ms_at_4.1']}",
         flush=True,
     )
     if profiled:
@@ -226,8 +277,20 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.option("--context", default=600)
 @click.option("--batch", "batches", multiple=True, default=(256, 128, 64, 32, 8, 1), type=int)
 @click.option("--profile", "profiled", is_flag=True)
-@click.option("--products", type=click.Choice(["auto", "few", "many", "cublas"]), default="auto")
-def main(model: str, context: int, batches: tuple[int, ...], profiled: bool, products: str) -> None:
+@click.option("--products", multiple=True, type=click.Choice(PRODUCTS), default=("auto",))
+@click.option(
+    "--ring-stages", multiple=True, default=(0,), help="Of streamed products, at most; 0: all."
+)
+@click.option("--ahead-mb", multiple=True, default=(0,), help="Fetched of a weight beforehand.")
+def main(
+    model: str,
+    context: int,
+    batches: tuple[int, ...],
+    profiled: bool,
+    products: tuple[str, ...],
+    ring_stages: tuple[int, ...],
+    ahead_mb: tuple[int, ...],
+) -> None:
     torch.manual_seed(0)
     shape = SHAPES[model]
     measured = ceilings()
@@ -236,13 +299,14 @@ def main(model: str, context: int, batches: tuple[int, ...], profiled: bool, pro
     layers = [Layer(shape, pages) for _ in range(shape.layers)]
     table = random_bf16(shape.vocabulary, shape.hidden)
     rows = []
-    for batch in batches:
-        chosen = best_products(batch, layers[0]) if products == "auto" else products
-        step = Step(shape, layers, table, [context] * batch, chosen)
-        rows.append({"products": chosen, **measure(step, batch, profiled)})
+    for batch, name, stages, ahead in product(batches, products, ring_stages, ahead_mb):
+        chosen = best_products(batch, layers[0]) if name == "auto" else name
+        ways = Ways(chosen, stages, ahead * 1_000_000)
+        step = Step(shape, layers, table, [context] * batch, ways)
+        rows.append({**asdict(ways), **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}
-    name = f"bench_decode_graph_{model}" + ("" if products == "auto" else f"_{products}")
-    print(save(name, figures, figures["gpu"]))
+    suffix = "" if products == ("auto",) else "_" + "_".join(products)
+    print(save(f"bench_decode_graph_{model}{suffix}", figures, figures["gpu"]))
 
 
 if __name__ == "__main__":

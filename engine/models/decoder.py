@@ -184,10 +184,22 @@ class Decoder:
     def _any_rows(self, residual: Tensor, x: Tensor, step: _Step) -> Tensor:
         eps = self.config.norm_eps
         for index, (layer, next_norm) in enumerate(self._with_next_norms()):
-            x = all_reduce_(layer.o(self._attend(index, layer.qkv(x), step)), self.group)
-            x = ops.add_rms_norm_(x, residual, layer.post_norm, eps)
-            x = ops.add_rms_norm_(all_reduce_(layer.mlp(x), self.group), residual, next_norm, eps)
+            attended = self._attend(index, layer.qkv(x), step)
+            x = self._add_and_norm_(layer.o, attended, residual, layer.post_norm)
+            if isinstance(layer.mlp, Mlp):
+                active = layer.mlp.active(x)
+                x = self._add_and_norm_(layer.mlp.down, active, residual, next_norm)
+            else:
+                x = all_reduce_(layer.mlp(x), self.group)
+                x = ops.add_rms_norm_(x, residual, next_norm, eps)
         return x
+
+    def _add_and_norm_(self, linear: Linear, x: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """residual += the product in place; returns its norm."""
+        eps = self.config.norm_eps
+        if self.group is None and linear.bias is None:
+            return ops.linear_add_rms_norm_(x, linear.weight, residual, norm, eps)
+        return ops.add_rms_norm_(all_reduce_(linear(x), self.group), residual, norm, eps)
 
     def _few_rows(self, residual: Tensor, step: _Step) -> Tensor:
         """The same with norms, sums and activation inside the products."""

@@ -76,8 +76,12 @@ class Mlp:
         )
         self.down = Linear({f"{name}.down_proj": every}, ffn, bias and adds_bias, place)
 
+    def active(self, x: Tensor) -> Tensor:
+        """What `down` multiplies."""
+        return ops.silu_mul(self.gate_up(x))
+
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ops.silu_mul(self.gate_up(x)))
+        return self.down(self.active(x))
 
     def destinations(self) -> Destinations:
         yield from self.gate_up.destinations()

@@ -7,11 +7,12 @@ decides where a product takes some microseconds. For sizes that `takes` or `take
 
 import functools
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import torch
 
+from gpu_ops import cuda_streamed_linear
+from gpu_ops.after import After
 from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
 from gpu_ops.cuda_tensor_map import tensor_map
 from gpu_ops.unnormed import Unnormed
@@ -21,24 +22,26 @@ Tensor = torch.Tensor
 # Where each is the fastest, measured on an H200 (perf/LOG.md).
 MAX_ROWS: Final = 16  # of the products with fused norms
 MAX_MANY_ROWS: Final = 256
+_STREAMED_ELEMENTS: Final = 16 << 20  # of a weight whose blocks come in several turns
 _ROWS_PER_BLOCK: Final = 16  # of the weight
 _THREADS: Final = 256
 _WARPS: Final = 8
 _SHARED_BYTES: Final = 232_448
 
 
-class _After(IntEnum):
-    STORE = 0
-    ADD = 1
-    SILU_MUL = 2
-
-
 def takes(rows: int, weight: Tensor) -> bool:
     """Whether `rows` rows times `weight` [out, in] can run here."""
+    if not 0 < rows <= MAX_ROWS:
+        return False
+    return _fits(rows, weight) or cuda_streamed_linear.takes(weight)
+
+
+def _fits(rows: int, weight: Tensor) -> bool:
+    """Whether a block's rows of the weight may lie in shared memory whole, a block or two long."""
     outputs, size = weight.shape
     return (
-        0 < rows <= MAX_ROWS
-        and weight.dtype == torch.bfloat16
+        weight.dtype == torch.bfloat16
+        and weight.numel() < _STREAMED_ELEMENTS
         and size % 32 == 0
         and outputs % _ROWS_PER_BLOCK == 0
         and _shared_bytes(size, _columns(rows)) <= _SHARED_BYTES
@@ -48,20 +51,20 @@ def takes(rows: int, weight: Tensor) -> bool:
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
     """rms_norm(x, norm, eps) weightᵀ, [n, out]."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    _launch(x, norm, eps, weight, out, _After.STORE)
+    _launch(x, norm, eps, weight, out, After.STORE)
     return out
 
 
 def norm_linear_silu_mul(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
     """silu_mul(rms_norm(x, norm, eps) weightᵀ), [n, out / 2]; the weight is gate, then up."""
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    _launch(x, norm, eps, weight, out, _After.SILU_MUL)
+    _launch(x, norm, eps, weight, out, After.SILU_MUL)
     return out
 
 
 def linear_add_(x: Tensor, weight: Tensor, residual: Tensor) -> None:
     """residual [n, out] += x weightᵀ, the product rounded before it is added."""
-    _launch(x, None, 0.0, weight, residual, _After.ADD)
+    _launch(x, None, 0.0, weight, residual, After.ADD)
 
 
 def _columns(rows: int) -> int:
@@ -75,9 +78,12 @@ def _shared_bytes(size: int, columns: int) -> int:
 
 
 def _launch(
-    x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, out: Tensor, after: _After
+    x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, out: Tensor, after: After
 ) -> None:
     (rows, size), outputs = x.shape, weight.shape[0]
+    if not _fits(rows, weight):
+        cuda_streamed_linear.launch(x, norm, eps, weight, out, after)
+        return
     _kernel(size, _columns(rows), norm is not None, after).launch(
         (outputs // _ROWS_PER_BLOCK, 1), _THREADS,
         x.data_ptr(), weight.data_ptr(), 0 if norm is None else norm.data_ptr(), out.data_ptr(),
@@ -86,7 +92,7 @@ def _launch(
 
 
 @functools.cache
-def _kernel(size: int, columns: int, normed: bool, after: _After) -> Kernel:
+def _kernel(size: int, columns: int, normed: bool, after: After) -> Kernel:
     macros = {"SIZE": size, "COLUMNS": columns, "NORM": int(normed), "AFTER": int(after)}
     run = kernel("few_rows_linear.cu", "few_rows_linear", "PPPPiif", macros)
     return run.allow_shared(_shared_bytes(size, columns))
@@ -127,14 +133,14 @@ class ManyTuning:
 
 def many_linear(x: Tensor | Unnormed, weight: Tensor, tuning: ManyTuning | None = None) -> Tensor:
     """x weightᵀ, [n, out]; of rows that are not normed yet, the product of the normed ones."""
-    return _launch_many(x, weight, _After.STORE, tuning)
+    return _launch_many(x, weight, After.STORE, tuning)
 
 
 def many_linear_silu_mul(
     x: Tensor | Unnormed, weight: Tensor, tuning: ManyTuning | None = None
 ) -> Tensor:
     """silu_mul of `many_linear`, [n, out / 2]; the weight is gate, then up."""
-    return _launch_many(x, weight, _After.SILU_MUL, tuning)
+    return _launch_many(x, weight, After.SILU_MUL, tuning)
 
 
 def many_linear_add_(
@@ -148,14 +154,14 @@ def many_linear_add_(
     """residual [n, out] += x weightᵀ, the product rounded before; returns its norm, half done."""
     rows, outputs = residual.shape
     squares = torch.empty((outputs // _BLOCK_ROWS, rows), device=x.device)
-    out = _launch_many(x, weight, _After.ADD, tuning, (residual, norm, squares))
+    out = _launch_many(x, weight, After.ADD, tuning, (residual, norm, squares))
     return Unnormed(out, squares, eps)
 
 
 def _launch_many(
     x: Tensor | Unnormed,
     weight: Tensor,
-    after: _After,
+    after: After,
     tuning: ManyTuning | None,
     added: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -163,14 +169,14 @@ def _launch_many(
     normed = isinstance(x, Unnormed)
     source, squares, eps = (x.x, x.squares, x.eps) if isinstance(x, Unnormed) else (x, None, 0.0)
     (rows, size), outputs = source.shape, weight.shape[0]
-    out = source.new_empty((rows, outputs // 2 if after == _After.SILU_MUL else outputs))
+    out = source.new_empty((rows, outputs // 2 if after == After.SILU_MUL else outputs))
     tuning = tuning or many_tuning(rows, outputs, size, multiprocessors(weight.device))
     columns, splits = tuning.columns, tuning.splits
     shared_bytes = tuning.stages * _stage_bytes(columns) + 1024
     pointers = (0, 0, 0) if added is None else tuple(part.data_ptr() for part in added)
     _many_kernel(tuning, normed, after, shared_bytes).launch(
         (outputs // _BLOCK_ROWS * splits, -(-rows // columns)), _MANY_THREADS,
-        _weight_map(weight, after == _After.SILU_MUL),
+        _weight_map(weight, after == After.SILU_MUL),
         tensor_map(source, (size, rows), (source.stride(0),), (_BLOCK_K, columns)),
         out.data_ptr(), rows, out.shape[1], size // (_BLOCK_K * splits),
         0 if squares is None else squares.data_ptr(), 0 if squares is None else len(squares),
@@ -227,7 +233,7 @@ def _many_stages(columns: int, per_multiprocessor: int) -> int:
 
 
 @functools.cache
-def _many_kernel(tuning: ManyTuning, normed: bool, after: _After, shared_bytes: int) -> Kernel:
+def _many_kernel(tuning: ManyTuning, normed: bool, after: After, shared_bytes: int) -> Kernel:
     macros = {
         "COLUMNS": tuning.columns,
         "SPLITS": tuning.splits,

@@ -10,7 +10,8 @@ from typing import Final
 
 import torch
 
-from gpu_ops.cuda_launch import Kernel, kernel
+from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
+from gpu_ops.following import Following
 
 Tensor = torch.Tensor
 
@@ -58,15 +59,44 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `ops.add_rms_norm_`."""
+def _ahead(following: Following | None, device: torch.device) -> tuple[int, int, int, int]:
+    """What a kernel is told of what it fetches ahead; the last: by how many blocks."""
+    blocks = 0 if following is None else multiprocessors(device)
+    return *Following.arguments_of(following), blocks
+
+
+def add_rms_norm_(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Following | None = None
+) -> Tensor:
+    """As `ops.add_rms_norm_`; fetches some of the `following` product's weight meanwhile."""
     rows, size = x.shape
     out = torch.empty_like(x)
     if rows:
         threads, vectors = _norm_shape(size)
-        run = _norm("add_rms_norm", "PPPPif", element_bytes(x), vectors)
+        run = _norm("add_rms_norm", "PPPPifPiii", element_bytes(x), vectors)
         pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
-        run.launch((rows, 1), threads, *pointers, size, eps)
+        ahead = _ahead(following, x.device)
+        run.launch((ahead[-1] + rows, 1), threads, *pointers, size, eps, *ahead)
+    return out
+
+
+def add_parts_rms_norm_(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Following | None = None
+) -> Tensor:
+    """`add_rms_norm_` of a sum that is still in parts.
+
+    parts  [count, n, size] float32; their sum is rounded to residual's dtype before it is added
+    """
+    rows, size = residual.shape
+    out = torch.empty_like(residual)
+    if rows:
+        threads, vectors = _norm_shape(size)
+        run = _norm("add_parts_rms_norm", "PiPPPifPiii", element_bytes(residual), vectors)
+        ahead = _ahead(following, residual.device)
+        run.launch(
+            (ahead[-1] + rows, 1), threads, parts.data_ptr(), len(parts), residual.data_ptr(),
+            weight.data_ptr(), out.data_ptr(), size, eps, *ahead,
+        )  # fmt: skip
     return out
 
 
@@ -93,20 +123,23 @@ def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tu
 
 @functools.cache
 def _silu_mul(element_bytes: int) -> Kernel:
-    return kernel("activation.cu", "silu_mul", "PPii", {"ELEMENT_BYTES": element_bytes})
+    return kernel("activation.cu", "silu_mul", "PPiPiii", {"ELEMENT_BYTES": element_bytes})
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """As `ops.silu_mul`; f is a multiple of 8."""
+def silu_mul(gate_up: Tensor, following: Following | None = None) -> Tensor:
+    """As `ops.silu_mul`; f is a multiple of 8. `following` as for `add_rms_norm_`."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     if size % _GROUP:
         raise ValueError(f"silu_mul needs a multiple of {_GROUP} columns, not {size}")
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         threads = 128
-        blocks = -(-rows * size // (_GROUP * threads))
+        blocks = -(-size // (_GROUP * threads))
         run = _silu_mul(element_bytes(gate_up))
-        run.launch((blocks, 1), threads, gate_up.data_ptr(), out.data_ptr(), rows, size)
+        *ahead, ahead_blocks = _ahead(following, gate_up.device)
+        columns = -(-ahead_blocks // blocks)
+        pointers = gate_up.data_ptr(), out.data_ptr()
+        run.launch((columns + rows, blocks), threads, *pointers, size, *ahead, columns)
     return out
 
 

@@ -37,6 +37,7 @@ _CUDA_MODULES: Final = {
     "norm_linear": "gpu_ops.cuda_linear",
     "norm_linear_silu_mul": "gpu_ops.cuda_linear",
     "linear_add_": "gpu_ops.cuda_linear",
+    "linear_add_rms_norm_": "gpu_ops.cuda_split_linear",
 }
 
 
@@ -104,6 +105,21 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Te
     if x.is_cuda:
         return _cuda("add_rms_norm_")(x, residual, weight, eps)
     return reference.add_rms_norm_(x, residual, weight, eps)
+
+
+def linear_add_rms_norm_(
+    x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, eps: float
+) -> Tensor:
+    """residual += x weightᵀ in place; returns rms_norm(residual, norm, eps), a new tensor.
+
+    x         [n, in]
+    weight    [out, in], as `linear` takes it
+    residual  [n, out]; the product is rounded before it is added, and their sum before it is normed
+    norm      [out]
+    """
+    if x.is_cuda:
+        return _cuda("linear_add_rms_norm_")(x, weight, residual, norm, eps)
+    return reference.add_rms_norm_(linear(x, weight), residual, norm, eps)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

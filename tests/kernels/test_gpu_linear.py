@@ -9,7 +9,9 @@ negative, by g silu'(g) / silu(g): few outputs may consist of such, so their nor
 import pytest
 import torch
 
-from gpu_ops import cuda_linear
+from gpu_ops import cuda_linear, cuda_streamed_linear
+from gpu_ops.after import After
+from gpu_ops.cuda_streamed_linear import StreamTuning
 from gpu_ops.unnormed import Unnormed
 
 Tensor = torch.Tensor
@@ -58,6 +60,80 @@ def test_products(rows: int, size: int, outputs: int) -> None:
     exact = residual.double() + x.double() @ weight.double().T
     cuda_linear.linear_add_(x, weight, residual)
     assert_near(residual, exact, "linear_add_")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16])
+@pytest.mark.parametrize(("size", "outputs"), [(5120, 7168), (5120, 5120), (12288, 4096)])
+def test_products_with_large_weights(rows: int, size: int, outputs: int) -> None:
+    test_products(rows, size, outputs)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_the_products_of_an_mlp_of_14b(rows: int) -> None:
+    hidden, ffn = 5120, 17408
+    x, norm, gate_up = 3 * random(rows, hidden), random(hidden), random(2 * ffn, hidden) / 64
+    out = cuda_linear.norm_linear_silu_mul(x, norm, EPS, gate_up)
+    gate, up = (normed(x, norm) @ gate_up.double().T).chunk(2, dim=-1)
+    assert_silu_mul_near(out, gate, up, "gate_up")
+    down, residual = random(hidden, ffn), random(rows, hidden)
+    exact = residual.double() + out.double() @ down.double().T
+    cuda_linear.linear_add_(out, down, residual)
+    assert_near(residual, exact, "down")
+
+
+STREAM_TUNINGS = [
+    StreamTuning(groups, boxes, stages)
+    for groups in (1, 5, 7, 16, 34)
+    for boxes in (1, 2, 4)
+    for stages in (2, 3, 5)
+    if boxes * (groups + 2) * stages * 1024 < 220_000 and boxes * groups * stages > 8
+]
+
+
+@pytest.mark.parametrize("tuning", STREAM_TUNINGS, ids=str)
+@pytest.mark.parametrize("rows", [2, 11])
+def test_every_way_to_stream_a_product(tuning: StreamTuning, rows: int) -> None:
+    size, outputs = 768, 1328  # the last block has rows beyond the weight
+    x, norm, weight = random(rows, size), random(size), random(outputs, size) / size**0.5
+    exact = normed(x, norm) @ weight.double().T
+    out = torch.full((rows, outputs), torch.nan, device="cuda", dtype=torch.bfloat16)
+    cuda_streamed_linear.launch(x, norm, EPS, weight, out, After.STORE, tuning)
+    assert_near(out, exact, "stored")
+    residual = random(rows, outputs)
+    exact = residual.double() + x.double() @ weight.double().T
+    cuda_streamed_linear.launch(x, None, 0.0, weight, residual, After.ADD, tuning)
+    assert_near(residual, exact, "added")
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_a_chain_of_streamed_products_under_graph_capture(rows: int) -> None:
+    begun, norm = random(rows, 1024), random(1024)
+    residual, hidden = begun.clone(), random(rows, 1536)
+    first, second = random(3072, 1024) / 32, random(1024, 1536) / 32
+
+    def run() -> None:
+        residual.copy_(begun)
+        for _ in range(8):
+            cuda_streamed_linear.launch(residual, norm, EPS, first, hidden, After.SILU_MUL)
+            cuda_streamed_linear.launch(hidden, None, 0.0, second, residual, After.ADD)
+
+    run()
+    torch.cuda.synchronize()
+    once = residual.clone()
+    exact = begun.double()
+    for _ in range(8):
+        gate, up = (normed(exact, norm) @ first.double().T).chunk(2, dim=-1)
+        exact = exact + (gate * gate.sigmoid() * up) @ second.double().T
+    error = float((once.double() - exact).norm() / exact.norm())
+    print(f"eight layers: {error:.2e} of the norm")
+    assert error < 8 * LIMIT
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(residual, once)
 
 
 def test_a_chain_under_graph_capture() -> None:
@@ -164,7 +240,8 @@ def test_what_it_does_not_take() -> None:
     assert not cuda_linear.takes(17, weight) and not cuda_linear.takes(0, weight)
     assert not cuda_linear.takes(1, random(24, 64)) and not cuda_linear.takes(1, random(64, 40))
     assert not cuda_linear.takes(1, weight.float())
-    assert not cuda_linear.takes(1, random(16, 12288))
+    too_large = torch.empty((66 * 1024, 12288), dtype=torch.bfloat16, device="cuda")
+    assert not cuda_linear.takes(1, too_large)  # too many rows to a block
     assert not cuda_linear.takes_many(257, weight)
     assert not cuda_linear.takes_many(64, random(32, 64))
     assert not cuda_linear.takes_many(64, random(64, 96))

@@ -60,6 +60,66 @@ def test_norms(dtype: torch.dtype, rows: int, size: int) -> None:
     assert torch.equal(residual, sums)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 17])
+@pytest.mark.parametrize(("rows", "size"), [(0, 8), (1, 5120), (3, 1000), (257, 576), (2, 16384)])
+def test_norm_of_a_sum_in_parts(dtype: torch.dtype, parts: int, rows: int, size: int) -> None:
+    from gpu_ops import cuda_ops
+
+    x, weight = random(parts, rows, size, dtype=torch.float32), random(size, dtype=dtype)
+    residual = random(rows, size, dtype=dtype)
+    whole = torch.zeros((rows, size), device="cuda")
+    for part in x:  # in order, as the kernel does
+        whole += part
+    sums = residual.clone()
+    out = cuda_ops.add_parts_rms_norm_(x, residual, weight, EPS)
+    expected = reference.add_rms_norm_(whole.to(dtype), sums, weight, EPS)
+    assert torch.equal(residual, sums)
+    assert_close(out, expected, f"{parts} parts")
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+@pytest.mark.parametrize("fetched", [0, 1 << 10, 1 << 20, 1 << 30])
+def test_fetching_ahead_changes_nothing(rows: int, fetched: int) -> None:
+    from gpu_ops import cuda_ops
+    from gpu_ops.following import Following
+
+    x, residual, weight = random(rows, 576), random(rows, 576), random(576)
+    parts, gate_up = random(3, rows, 576, dtype=torch.float32), random(rows, 2 * 1536)
+    ahead = Following(random(3000, 1000), fetched)
+    for run in (
+        lambda to, following: cuda_ops.add_rms_norm_(x, to, weight, EPS, following),
+        lambda to, following: cuda_ops.add_parts_rms_norm_(parts, to, weight, EPS, following),
+        lambda to, following: cuda_ops.silu_mul(gate_up, following),
+    ):
+        plain, other = residual.clone(), residual.clone()
+        assert torch.equal(run(plain, None), run(other, ahead))
+        assert torch.equal(plain, other)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 256])
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_a_product_in_parts(rows: int, parts: int) -> None:
+    from gpu_ops import cuda_split_linear
+
+    x, weight, norm = random(rows, 1024), random(512, 1024) / 32, random(512)
+    residual = random(rows, 512)
+    sums = residual.double() + x.double() @ weight.double().T
+    out = cuda_split_linear.linear_add_rms_norm_(x, weight, residual, norm, EPS, parts)
+    # The product is rounded, then its sum with the residual: two roundings of 2^-9 of their sizes.
+    error = float((residual.double() - sums).norm() / sums.norm())
+    print(f"{error:.2e} of the norm")
+    assert error <= 2**-8
+    assert_close(out, reference.rms_norm(residual, norm, EPS), "normed")
+
+
+def test_a_product_is_not_cut_within_a_group() -> None:
+    from gpu_ops import cuda_split_linear
+
+    with pytest.raises(ValueError, match="3 parts"):
+        cuda_split_linear.linear_in_parts(random(2, 64), random(64, 64), 3)
+
+
 def test_norm_of_rows_that_lie_apart_and_of_heads() -> None:
     from gpu_ops import cuda_ops
 

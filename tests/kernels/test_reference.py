@@ -39,6 +39,15 @@ def test_add_rms_norm_updates_the_residual() -> None:
     assert torch.equal(residual, total)
 
 
+def test_linear_add_rms_norm_updates_the_residual() -> None:
+    x, weight = normal(3, 8), normal(16, 8, seed=3)
+    residual, norm = normal(3, 16, seed=1), normal(16, seed=2)
+    total = residual + x @ weight.T
+    out = ops.linear_add_rms_norm_(x, weight, residual, norm, 1e-6)
+    assert torch.equal(out, ops.rms_norm(residual, norm, 1e-6))
+    assert (residual - total).abs().max() < 8 * 2**-22 * total.abs().max()
+
+
 def test_silu_mul() -> None:
     gate_up = normal(3, 14)
     gate, up = gate_up[:, :7].double(), gate_up[:, 7:].double()

@@ -15,7 +15,7 @@
 //
 // Compiled for sm_90a with COLUMNS (a multiple of 32 up to 192), SPLITS (a power of two up to 8),
 // STAGES, NORMED, AFTER.
-#include "pipeline.cuh"
+#include "tensor_map.cuh"
 #include "warpgroup.cuh"
 
 #define STORE 0
@@ -29,10 +29,6 @@ constexpr int STAGE_BYTES = W_BYTES + X_BYTES;
 constexpr int CONSUMERS = 128;
 constexpr int SUM_STRIDE = ROWS + 4;  // floats between columns: no bank conflicts
 constexpr int OUTPUTS = AFTER == SILU_MUL ? ROWS / 2 : ROWS;
-
-struct __align__(64) TensorMap {
-    u64 words[16];
-};
 
 __device__ __forceinline__ void copy_weights(u32 to, const TensorMap* map, int k, int tile,
                                              u64* barrier) {

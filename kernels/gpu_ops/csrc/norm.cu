@@ -1,14 +1,39 @@
-// RMS norm with what comes before it: nothing, a residual sum, or an embedding look-up.
+// RMS norm with what comes before it: nothing, a residual sum (of one tensor or of a product's parts), or
+// an embedding look-up.
 //
 // One block a row; a thread holds VECTORS groups of 8 elements, group g at 8 * (thread + g * threads),
 // so a row is read once and lives in registers. size is a multiple of 8 and at most
 // 8 * VECTORS * threads. The sum of squares is float32, in an order that only size decides.
-#include "device.cuh"
+#include "fetch_ahead.cuh"
 
 enum Before { NOTHING, ADD, LOOK_UP };
 
-template <int BEFORE>
-__device__ __forceinline__ void norm_row(const Element* in, Element* residual,
+struct Row {
+    const Element* at;
+    __device__ void load(int group, float (&x)[8]) const { load8(at, group, x); }
+};
+
+// A row of a product whose k was shared out: the parts add up, always in the same order, to a sum that
+// is rounded as the whole product's would be.
+struct Parts {
+    const float* at;
+    int count;
+    size_t apart;  // elements
+    __device__ void load(int group, float (&x)[8]) const {
+        for (int i = 0; i < 8; i++) x[i] = 0.f;
+#pragma unroll 4
+        for (int part = 0; part < count; part++) {
+            const float4* from = (const float4*)(at + part * apart) + 2 * group;
+            float4 a = from[0], b = from[1];
+            x[0] += a.x, x[1] += a.y, x[2] += a.z, x[3] += a.w;
+            x[4] += b.x, x[5] += b.y, x[6] += b.z, x[7] += b.w;
+        }
+        round8(x);
+    }
+};
+
+template <int BEFORE, class In>
+__device__ __forceinline__ void norm_row(const In& in, Element* residual,
                                          const Element* weight, Element* out, int groups,
                                          float eps) {
     __shared__ float scratch[32];
@@ -18,7 +43,7 @@ __device__ __forceinline__ void norm_row(const Element* in, Element* residual,
     for (int g = 0; g < VECTORS; g++) {
         int at = threadIdx.x + g * blockDim.x;
         if (at >= groups) continue;
-        load8(in, at, x[g]);
+        in.load(at, x[g]);
         if (BEFORE == ADD) {
             float r[8];
             load8(residual, at, r);
@@ -49,16 +74,39 @@ extern "C" __global__ void rms_norm(const Element* x, const Element* weight, Ele
     wait_for_previous();
     let_next_start();
     size_t row = blockIdx.x;
-    norm_row<NOTHING>(x + row * stride, nullptr, weight, out + row * size, size / 8, eps);
+    norm_row<NOTHING>(Row{x + row * stride}, nullptr, weight, out + row * size, size / 8, eps);
 }
 
-// residual += x; out = norm(residual).
-extern "C" __global__ void add_rms_norm(const Element* x, Element* residual, const Element* weight,
-                                        Element* out, int size, float eps) {
+// Which row is this block's; -1: none, it has fetched ahead instead.
+__device__ __forceinline__ int row_of_block(const Ahead& ahead, int ahead_blocks) {
+    int row = (int)blockIdx.x - ahead_blocks;
+    if (row < 0) fetch_ahead(ahead, blockIdx.x, ahead_blocks);
     wait_for_previous();
     let_next_start();
-    size_t at = (size_t)blockIdx.x * size;
-    norm_row<ADD>(x + at, residual + at, weight, out + at, size / 8, eps);
+    return max(row, -1);
+}
+
+// residual += x; out = norm(residual). The grid is the rows and ahead_blocks.
+extern "C" __global__ void add_rms_norm(const Element* x, Element* residual, const Element* weight,
+                                        Element* out, int size, float eps,
+                                        const unsigned char* ahead, int ahead_pieces,
+                                        int ahead_apart, int ahead_blocks) {
+    int row = row_of_block({ahead, ahead_pieces, ahead_apart}, ahead_blocks);
+    if (row < 0) return;
+    size_t at = (size_t)row * size;
+    norm_row<ADD>(Row{x + at}, residual + at, weight, out + at, size / 8, eps);
+}
+
+// residual += the sum of parts[count, n, size]; out = norm(residual). The same grid.
+extern "C" __global__ void add_parts_rms_norm(const float* parts, int count, Element* residual,
+                                              const Element* weight, Element* out, int size,
+                                              float eps, const unsigned char* ahead,
+                                              int ahead_pieces, int ahead_apart, int ahead_blocks) {
+    int row = row_of_block({ahead, ahead_pieces, ahead_apart}, ahead_blocks);
+    if (row < 0) return;
+    size_t at = (size_t)row * size;
+    Parts in = {parts + at, count, (size_t)(gridDim.x - ahead_blocks) * size};
+    norm_row<ADD>(in, residual + at, weight, out + at, size / 8, eps);
 }
 
 // residual = table[id]; out = norm(residual). An id outside the table reads row 0.
@@ -70,5 +118,5 @@ extern "C" __global__ void embed_rms_norm(const int* ids, const Element* table,
     u32 id = ids[blockIdx.x];
     if (id >= (u32)vocabulary) id = 0;
     size_t at = (size_t)blockIdx.x * size;
-    norm_row<LOOK_UP>(table + (size_t)id * size, residual + at, weight, out + at, size / 8, eps);
+    norm_row<LOOK_UP>(Row{table + (size_t)id * size}, residual + at, weight, out + at, size / 8, eps);
 }
