@@ -12,7 +12,6 @@ from typing import Final
 import torch
 
 from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
-from gpu_ops.following import Following
 
 Tensor = torch.Tensor
 
@@ -210,19 +209,18 @@ class DecodeAttention:
         scale: float,
         rows: Tensor | None = None,
         out: Tensor | None = None,
-        following: Following | None = None,
     ) -> Tensor:
         """`qk_norm_rope_store` and `attend` in one: [n, hq, d], and the new keys and values stored.
 
         qkv  [n, (hq + 2 hkv) * d] bf16, contiguous
 
         A sequence's newest token is at position kv_len - 1; at least one key each. The rest is as
-        in `attend`. Once all is read, some of the `following` product's weight is fetched.
+        in `attend`.
         """
         if out is None:
             shape = (len(qkv), self.group * self.kv_heads, self.head_dim)
             out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-        self._launch(qkv, head, k_cache, v_cache, page_table, scale, rows, out, following)
+        self._launch(qkv, head, k_cache, v_cache, page_table, scale, rows, out)
         return out
 
     def _launch(
@@ -235,7 +233,6 @@ class DecodeAttention:
         scale: float,
         rows: Tensor | None,
         out: Tensor,
-        following: Following | None = None,
     ) -> None:
         if q.dtype != torch.bfloat16:
             raise TypeError(f"decode attention takes bfloat16, not {q.dtype}")
@@ -251,7 +248,7 @@ class DecodeAttention:
             self._plan_sequences.data_ptr(), self._plan_spans.data_ptr(), self._parts.data_ptr(),
             self._sums.data_ptr(), self._arrived.data_ptr(), self.kv_heads, page_table.shape[1],
             self.page_size.bit_length() - 1, self._window, scale,
-            0.0 if head is None else head.eps, *Following.arguments_of(following),
+            0.0 if head is None else head.eps,
             shared_bytes=shared_bytes, overlap=not self._just_written,
         )  # fmt: skip
         self._just_written = False
@@ -307,7 +304,7 @@ def _attention(
         "STAGES": stages,
         "FUSED": fused,
     }
-    run = kernel("decode_attention.cu", "decode_attention", "P" * 14 + "iiiiffPii", macros)
+    run = kernel("decode_attention.cu", "decode_attention", "P" * 14 + "iiiiff", macros)
     return run.allow_shared(shared_bytes)
 
 

@@ -61,8 +61,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _ahead(following: Following | None, device: torch.device) -> tuple[int, int, int, int]:
     """What a kernel is told of what it fetches ahead; the last: by how many blocks."""
-    blocks = 0 if following is None else multiprocessors(device)
-    return *Following.arguments_of(following), blocks
+    if following is None:
+        return 0, 0, 0, 0
+    return *following.arguments(), multiprocessors(device)
 
 
 def add_rms_norm_(

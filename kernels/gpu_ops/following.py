@@ -1,4 +1,4 @@
-"""What a product will read: how the kernel before it fetches some of that ahead.
+"""What the kernel after the next one will read: how a small kernel fetches it ahead.
 
 As csrc/fetch_ahead.cuh does it. Knows no kernel.
 """
@@ -20,13 +20,9 @@ class Following:
     weight: torch.Tensor
     fetched_bytes: int
 
-    @staticmethod
-    def arguments_of(following: "Following | None") -> tuple[int, int, int]:
+    def arguments(self) -> tuple[int, int, int]:
         """(address, pieces, bytes between them), as kernels take them."""
-        if following is None:
-            return 0, 0, 0
-        weight = following.weight
-        return weight.data_ptr(), *pieces_of(weight.nbytes, following.fetched_bytes)
+        return self.weight.data_ptr(), *pieces_of(self.weight.nbytes, self.fetched_bytes)
 
 
 @functools.cache

@@ -18,7 +18,6 @@ from gpu_ops.cuda_decode import (
     StepState,
     decode_inputs,
 )
-from gpu_ops.following import Following
 
 Tensor = torch.Tensor
 pytestmark = pytest.mark.gpu
@@ -191,9 +190,8 @@ def test_norm_rope_and_store_fused_in(
         attend = attention(cache, q_heads, tuning)
         attend.plan(cache.kv_lens)
         out = attend.attend_qkv(
-            qkv, head, fused_k, fused_v, cache.kv_lens, cache.page_table, head_dim**-0.5,
-            following=Following(qkv.new_zeros((1000, 1000)), 1 << 20),
-        )  # fmt: skip
+            qkv, head, fused_k, fused_v, cache.kv_lens, cache.page_table, head_dim**-0.5
+        )
         torch.cuda.synchronize()
         assert torch.equal(fused_v.nan_to_num(7.0), apart_v.nan_to_num(7.0))
         change = (fused_k.float() - apart_k.float()).nan_to_num(0.0).abs()

@@ -7,9 +7,11 @@ extern "C" __global__ void silu_mul(const Element* gate_up, Element* out, int si
                                     const unsigned char* ahead, int ahead_pieces, int ahead_apart,
                                     int ahead_columns) {
     int row = (int)blockIdx.x - ahead_columns;
-    if (row < 0)
-        fetch_ahead({ahead, ahead_pieces, ahead_apart}, blockIdx.y * ahead_columns + blockIdx.x,
-                    ahead_columns * gridDim.y);
+    if (row < 0) {
+        int blocks = ahead_columns * gridDim.y;
+        fetch_ahead({ahead, ahead_pieces, ahead_apart, blocks},
+                    blockIdx.y * ahead_columns + blockIdx.x, blocks);
+    }
     wait_for_previous();
     let_next_start();
     int groups = size / 8, group = blockIdx.y * blockDim.x + threadIdx.x;

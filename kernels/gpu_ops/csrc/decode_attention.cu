@@ -21,7 +21,6 @@
 // - `arrived` is 0 between launches: the last to arrive sets it back.
 // - Output of a sequence without keys is 0.
 #include "decode_merge.cuh"
-#include "fetch_ahead.cuh"
 #include "pipeline.cuh"
 
 constexpr int STREAMERS = 4;
@@ -134,12 +133,6 @@ struct Streamer {
         wait_once();  // every block, so that this kernel ends after the one before it
         push({-1, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0}, 0);
     }
-
-    // All keys and values are requested: what memory does next is for the product that follows.
-    __device__ void fetch(const Ahead& ahead) const {
-        int block = blockIdx.y * gridDim.x + blockIdx.x, blocks = gridDim.x * gridDim.y;
-        fetch_pieces(ahead, block * STREAMERS + number, blocks * STREAMERS);
-    }
 };
 
 __device__ __forceinline__ void compute(const Arguments& args, Ring* ring, unsigned char* memory,
@@ -185,8 +178,7 @@ extern "C" __global__ void __launch_bounds__((HEADS + STREAMERS) * 32, 1)
                      u16* k_cache, u16* v_cache, u16* out, const int* page_table, const int* rows,
                      const Sequence* plan_sequences, const Span* plan_spans, float4* parts,
                      float2* sums, int* arrived, int kv_heads, int max_pages, int page_shift,
-                     int window, float scale, float eps, const unsigned char* ahead,
-                     int ahead_pieces, int ahead_apart) {
+                     int window, float scale, float eps) {
     extern __shared__ __align__(128) unsigned char memory[];
     Arguments args = {q, q_norm, k_norm, cos_sin, k_cache, v_cache, out, page_table, rows,
                       plan_sequences, plan_spans, parts, sums, arrived, kv_heads, max_pages,
@@ -207,6 +199,5 @@ extern "C" __global__ void __launch_bounds__((HEADS + STREAMERS) * 32, 1)
     } else if (threadIdx.x % 32 == 0) {
         Streamer streamer = {args, ring, shared_address(memory), head0, warp - HEADS, read_once()};
         streamer.run();
-        streamer.fetch({ahead, ahead_pieces, ahead_apart});
     }
 }

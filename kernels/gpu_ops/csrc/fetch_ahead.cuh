@@ -1,5 +1,5 @@
-// Some of the next product's weights are brought into L2 by the kernel before it, while memory would be idle:
-// by blocks of a small kernel that do nothing else, or as attention ends. One piece in several, spread over the weights, so that the product finds
+// Some of the next product's weights are brought into L2 by blocks of the small kernel before it, whose time
+// would pass with memory idle. One piece in several, spread over the weights, so that the product finds
 // a part of each stage there and still keeps memory busy from its first stage to its last.
 #pragma once
 #include "device.cuh"
@@ -9,20 +9,16 @@ constexpr int PIECE_BYTES = 1024;
 struct Ahead {
     const unsigned char* weights;
     int pieces, apart;  // bytes between their beginnings
+    int blocks;         // of this kernel's grid, the first ones: they do nothing else
 };
 
-__device__ __forceinline__ void fetch_pieces(const Ahead& ahead, int first, int step) {
-    for (int i = first; i < ahead.pieces; i += step)
+// By block `block` of `blocks`. A warp issues such copies one by one, so all warps take some.
+__device__ __forceinline__ void fetch_ahead(const Ahead& ahead, int block, int blocks) {
+    int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    int first = (lane * warps + (int)threadIdx.x / 32) * blocks + block;
+    for (int i = first; i < ahead.pieces; i += (int)blockDim.x * blocks)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
                          ahead.weights + (size_t)i * ahead.apart),
                      "r"(PIECE_BYTES)
                      : "memory");
-}
-
-// By all threads of block `block` of `blocks`. A warp issues such copies one by one, so all warps take
-// some.
-__device__ __forceinline__ void fetch_ahead(const Ahead& ahead, int block, int blocks) {
-    int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    int thread = lane * warps + (int)threadIdx.x / 32;
-    fetch_pieces(ahead, thread * blocks + block, (int)blockDim.x * blocks);
 }

@@ -78,9 +78,9 @@ extern "C" __global__ void rms_norm(const Element* x, const Element* weight, Ele
 }
 
 // Which row is this block's; -1: none, it has fetched ahead instead.
-__device__ __forceinline__ int row_of_block(const Ahead& ahead, int ahead_blocks) {
-    int row = (int)blockIdx.x - ahead_blocks;
-    if (row < 0) fetch_ahead(ahead, blockIdx.x, ahead_blocks);
+__device__ __forceinline__ int row_of_block(const Ahead& ahead) {
+    int row = (int)blockIdx.x - ahead.blocks;
+    if (row < 0) fetch_ahead(ahead, blockIdx.x, ahead.blocks);
     wait_for_previous();
     let_next_start();
     return max(row, -1);
@@ -91,7 +91,7 @@ extern "C" __global__ void add_rms_norm(const Element* x, Element* residual, con
                                         Element* out, int size, float eps,
                                         const unsigned char* ahead, int ahead_pieces,
                                         int ahead_apart, int ahead_blocks) {
-    int row = row_of_block({ahead, ahead_pieces, ahead_apart}, ahead_blocks);
+    int row = row_of_block({ahead, ahead_pieces, ahead_apart, ahead_blocks});
     if (row < 0) return;
     size_t at = (size_t)row * size;
     norm_row<ADD>(Row{x + at}, residual + at, weight, out + at, size / 8, eps);
@@ -102,7 +102,7 @@ extern "C" __global__ void add_parts_rms_norm(const float* parts, int count, Ele
                                               const Element* weight, Element* out, int size,
                                               float eps, const unsigned char* ahead,
                                               int ahead_pieces, int ahead_apart, int ahead_blocks) {
-    int row = row_of_block({ahead, ahead_pieces, ahead_apart}, ahead_blocks);
+    int row = row_of_block({ahead, ahead_pieces, ahead_apart, ahead_blocks});
     if (row < 0) return;
     size_t at = (size_t)row * size;
     Parts in = {parts + at, count, (size_t)(gridDim.x - ahead_blocks) * size};
