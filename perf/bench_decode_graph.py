@@ -30,7 +30,6 @@ from gpu_ops.cuda_decode import (
 from gpu_ops.cuda_launch import multiprocessors
 from gpu_ops.cuda_sampling import Sampler
 from gpu_ops.cuda_streamed_linear import stream_tuning
-from gpu_ops.following import Following
 from gpu_ops.unnormed import Unnormed
 from perf.bench_kernels import sampling_state
 from perf.gpu_timing import capture, ceilings, device_facts, replay_times_ms
@@ -93,12 +92,10 @@ class Ways:
 
     products: str  # few, many, split, cublas
     ring_stages: int = 0  # of streamed ones, at most; 0: as many as fit
-    ahead_bytes: int = 0  # of a weight, fetched by the kernel before its product
 
     def __str__(self) -> str:
         ring = f", rings of {self.ring_stages}" if self.ring_stages else ""
-        ahead = f", {self.ahead_bytes / 1e6:.0f} MB ahead" if self.ahead_bytes else ""
-        return self.products + ring + ahead
+        return self.products + ring
 
 
 class Step:
@@ -158,18 +155,12 @@ class Step:
     def _any_rows(self, residual: Tensor, x: Tensor) -> Tensor:
         parts = None if self.products == "split" else 1
         add_and_norm_ = cuda_split_linear.linear_add_rms_norm_
-        following = [*(layer.qkv for layer in self.layers[1:]), self.table]
-        for (layer, next_norm), next_weight in zip(self._with_next_norms(), following, strict=True):
+        for layer, next_norm in self._with_next_norms():
             x = self._attend(layer, F.linear(x, layer.qkv))
-            ahead = self._ahead(layer.gate_up)
-            x = add_and_norm_(x, layer.o, residual, layer.norms[1], EPS, parts, ahead)
-            x = cuda_ops.silu_mul(F.linear(x, layer.gate_up), self._ahead(layer.down))
-            ahead = self._ahead(next_weight)
-            x = add_and_norm_(x, layer.down, residual, next_norm, EPS, parts, ahead)
+            x = add_and_norm_(x, layer.o, residual, layer.norms[1], EPS, parts)
+            x = cuda_ops.silu_mul(F.linear(x, layer.gate_up))
+            x = add_and_norm_(x, layer.down, residual, next_norm, EPS, parts)
         return x
-
-    def _ahead(self, weight: Tensor) -> Following | None:
-        return Following(weight, self.ways.ahead_bytes) if self.ways.ahead_bytes else None
 
     def _many_rows(self, residual: Tensor, normed: Tensor) -> Tensor:
         x: Tensor | Unnormed = normed
@@ -281,7 +272,6 @@ def measure(step: Step, batch: int, profiled: bool) -> dict[str, Any]:
 @click.option(
     "--ring-stages", multiple=True, default=(0,), help="Of streamed products, at most; 0: all."
 )
-@click.option("--ahead-mb", multiple=True, default=(0,), help="Fetched of a weight beforehand.")
 def main(
     model: str,
     context: int,
@@ -289,7 +279,6 @@ def main(
     profiled: bool,
     products: tuple[str, ...],
     ring_stages: tuple[int, ...],
-    ahead_mb: tuple[int, ...],
 ) -> None:
     torch.manual_seed(0)
     shape = SHAPES[model]
@@ -299,9 +288,9 @@ def main(
     layers = [Layer(shape, pages) for _ in range(shape.layers)]
     table = random_bf16(shape.vocabulary, shape.hidden)
     rows = []
-    for batch, name, stages, ahead in product(batches, products, ring_stages, ahead_mb):
+    for batch, name, stages in product(batches, products, ring_stages):
         chosen = best_products(batch, layers[0]) if name == "auto" else name
-        ways = Ways(chosen, stages, ahead * 1_000_000)
+        ways = Ways(chosen, stages)
         step = Step(shape, layers, table, [context] * batch, ways)
         rows.append({**asdict(ways), **measure(step, batch, profiled)})
     figures = {"ceilings": measured, **device_facts(), "context": context, "rows": rows}

@@ -10,8 +10,7 @@ from typing import Final
 
 import torch
 
-from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
-from gpu_ops.following import Following
+from gpu_ops.cuda_launch import Kernel, kernel
 
 Tensor = torch.Tensor
 
@@ -59,31 +58,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def _ahead(following: Following | None, device: torch.device) -> tuple[int, int, int, int]:
-    """What a kernel is told of what it fetches ahead; the last: by how many blocks."""
-    if following is None:
-        return 0, 0, 0, 0
-    return *following.arguments(), multiprocessors(device)
-
-
-def add_rms_norm_(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Following | None = None
-) -> Tensor:
-    """As `ops.add_rms_norm_`; fetches some of the `following` product's weight meanwhile."""
+def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `ops.add_rms_norm_`."""
     rows, size = x.shape
     out = torch.empty_like(x)
     if rows:
         threads, vectors = _norm_shape(size)
-        run = _norm("add_rms_norm", "PPPPifPiii", element_bytes(x), vectors)
+        run = _norm("add_rms_norm", "PPPPif", element_bytes(x), vectors)
         pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
-        ahead = _ahead(following, x.device)
-        run.launch((ahead[-1] + rows, 1), threads, *pointers, size, eps, *ahead)
+        run.launch((rows, 1), threads, *pointers, size, eps)
     return out
 
 
-def add_parts_rms_norm_(
-    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Following | None = None
-) -> Tensor:
+def add_parts_rms_norm_(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`add_rms_norm_` of a sum that is still in parts.
 
     parts  [count, n, size] float32; their sum is rounded to residual's dtype before it is added
@@ -92,11 +79,10 @@ def add_parts_rms_norm_(
     out = torch.empty_like(residual)
     if rows:
         threads, vectors = _norm_shape(size)
-        run = _norm("add_parts_rms_norm", "PiPPPifPiii", element_bytes(residual), vectors)
-        ahead = _ahead(following, residual.device)
+        run = _norm("add_parts_rms_norm", "PiPPPif", element_bytes(residual), vectors)
         run.launch(
-            (ahead[-1] + rows, 1), threads, parts.data_ptr(), len(parts), residual.data_ptr(),
-            weight.data_ptr(), out.data_ptr(), size, eps, *ahead,
+            (rows, 1), threads, parts.data_ptr(), len(parts), residual.data_ptr(),
+            weight.data_ptr(), out.data_ptr(), size, eps,
         )  # fmt: skip
     return out
 
@@ -124,11 +110,11 @@ def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tu
 
 @functools.cache
 def _silu_mul(element_bytes: int) -> Kernel:
-    return kernel("activation.cu", "silu_mul", "PPiPiii", {"ELEMENT_BYTES": element_bytes})
+    return kernel("activation.cu", "silu_mul", "PPi", {"ELEMENT_BYTES": element_bytes})
 
 
-def silu_mul(gate_up: Tensor, following: Following | None = None) -> Tensor:
-    """As `ops.silu_mul`; f is a multiple of 8. `following` as for `add_rms_norm_`."""
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """As `ops.silu_mul`; f is a multiple of 8."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     if size % _GROUP:
         raise ValueError(f"silu_mul needs a multiple of {_GROUP} columns, not {size}")
@@ -137,10 +123,7 @@ def silu_mul(gate_up: Tensor, following: Following | None = None) -> Tensor:
         threads = 128
         blocks = -(-size // (_GROUP * threads))
         run = _silu_mul(element_bytes(gate_up))
-        *ahead, ahead_blocks = _ahead(following, gate_up.device)
-        columns = -(-ahead_blocks // blocks)
-        pointers = gate_up.data_ptr(), out.data_ptr()
-        run.launch((columns + rows, blocks), threads, *pointers, size, *ahead, columns)
+        run.launch((rows, blocks), threads, gate_up.data_ptr(), out.data_ptr(), size)
     return out
 
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from gpu_ops.cuda_ops import add_parts_rms_norm_, add_rms_norm_
-from gpu_ops.following import Following
 
 Tensor = torch.Tensor
 
@@ -28,19 +27,14 @@ def linear_add_rms_norm_(
     norm: Tensor,
     eps: float,
     parts: int | None = None,
-    following: Following | None = None,
 ) -> Tensor:
-    """As `ops.linear_add_rms_norm_`; k is cut into `parts`, by default as was measured.
-
-    Some of the `following` product's weight is fetched while the norm runs.
-    """
+    """As `ops.linear_add_rms_norm_`; k is cut into `parts`, by default as was measured."""
     if parts is None:
         device = torch.cuda.get_device_name(x.device)
         parts = parts_for(device, *weight.shape, len(x)) if x.dtype == torch.bfloat16 else 1
     if parts == 1:
-        return add_rms_norm_(F.linear(x, weight), residual, norm, eps, following)
-    in_parts = linear_in_parts(x, weight, parts)
-    return add_parts_rms_norm_(in_parts, residual, norm, eps, following)
+        return add_rms_norm_(F.linear(x, weight), residual, norm, eps)
+    return add_parts_rms_norm_(linear_in_parts(x, weight, parts), residual, norm, eps)
 
 
 def linear_in_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:

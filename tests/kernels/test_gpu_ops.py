@@ -78,25 +78,6 @@ def test_norm_of_a_sum_in_parts(dtype: torch.dtype, parts: int, rows: int, size:
     assert_close(out, expected, f"{parts} parts")
 
 
-@pytest.mark.parametrize("rows", [1, 130])
-@pytest.mark.parametrize("fetched", [0, 1 << 10, 1 << 20, 1 << 30])
-def test_fetching_ahead_changes_nothing(rows: int, fetched: int) -> None:
-    from gpu_ops import cuda_ops
-    from gpu_ops.following import Following
-
-    x, residual, weight = random(rows, 576), random(rows, 576), random(576)
-    parts, gate_up = random(3, rows, 576, dtype=torch.float32), random(rows, 2 * 1536)
-    ahead = Following(random(3000, 1000), fetched)
-    for run in (
-        lambda to, following: cuda_ops.add_rms_norm_(x, to, weight, EPS, following),
-        lambda to, following: cuda_ops.add_parts_rms_norm_(parts, to, weight, EPS, following),
-        lambda to, following: cuda_ops.silu_mul(gate_up, following),
-    ):
-        plain, other = residual.clone(), residual.clone()
-        assert torch.equal(run(plain, None), run(other, ahead))
-        assert torch.equal(plain, other)
-
-
 @pytest.mark.parametrize("rows", [1, 17, 256])
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 def test_a_product_in_parts(rows: int, parts: int) -> None:

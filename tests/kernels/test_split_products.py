@@ -1,4 +1,4 @@
-"""Which products are cut into parts, and which weights fetched ahead, as a CPU can tell."""
+"""Which products are cut into parts: the table, read on a CPU."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gpu_ops import cuda_split_linear
-from gpu_ops.following import pieces_of
 from perf.bench_products import best_parts
 
 
@@ -54,19 +53,3 @@ def test_the_table_is_well_formed() -> None:
             assert most == sorted(set(most)), (device, shape)
             assert all(size % (8 * parts) == 0 for _, parts in rows), (device, shape)
             assert cuda_split_linear.parts_for(device, outputs, size, most[0]) == rows[0][1]
-
-
-@pytest.mark.parametrize("outputs", [7168, 34816, 5120, 1])
-@pytest.mark.parametrize("size", [5120, 17408, 512])
-@pytest.mark.parametrize("wanted", [0, 1024, 8 << 20, 24 << 20, 1 << 40])
-def test_pieces_fetched_ahead(outputs: int, size: int, wanted: int) -> None:
-    whole = 2 * outputs * size
-    pieces, apart = pieces_of(whole, wanted)
-    assert pieces * 1024 <= max(wanted, 0)
-    assert (pieces - 1) * apart + 1024 <= whole
-    if wanted >= 8 << 20:
-        assert pieces * 1024 > min(wanted, whole) / 3
-    per_row = 2 * size // 1024
-    if pieces > 50 * per_row:
-        places = {i * (apart // 1024) % per_row for i in range(pieces)}
-        assert len(places) == per_row  # of k

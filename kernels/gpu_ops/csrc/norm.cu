@@ -4,7 +4,7 @@
 // One block a row; a thread holds VECTORS groups of 8 elements, group g at 8 * (thread + g * threads),
 // so a row is read once and lives in registers. size is a multiple of 8 and at most
 // 8 * VECTORS * threads. The sum of squares is float32, in an order that only size decides.
-#include "fetch_ahead.cuh"
+#include "device.cuh"
 
 enum Before { NOTHING, ADD, LOOK_UP };
 
@@ -77,35 +77,23 @@ extern "C" __global__ void rms_norm(const Element* x, const Element* weight, Ele
     norm_row<NOTHING>(Row{x + row * stride}, nullptr, weight, out + row * size, size / 8, eps);
 }
 
-// Which row is this block's; -1: none, it has fetched ahead instead.
-__device__ __forceinline__ int row_of_block(const Ahead& ahead) {
-    int row = (int)blockIdx.x - ahead.blocks;
-    if (row < 0) fetch_ahead(ahead, blockIdx.x, ahead.blocks);
+// residual += x; out = norm(residual).
+extern "C" __global__ void add_rms_norm(const Element* x, Element* residual, const Element* weight,
+                                        Element* out, int size, float eps) {
     wait_for_previous();
     let_next_start();
-    return max(row, -1);
-}
-
-// residual += x; out = norm(residual). The grid is the rows and ahead_blocks.
-extern "C" __global__ void add_rms_norm(const Element* x, Element* residual, const Element* weight,
-                                        Element* out, int size, float eps,
-                                        const unsigned char* ahead, int ahead_pieces,
-                                        int ahead_apart, int ahead_blocks) {
-    int row = row_of_block({ahead, ahead_pieces, ahead_apart, ahead_blocks});
-    if (row < 0) return;
-    size_t at = (size_t)row * size;
+    size_t at = (size_t)blockIdx.x * size;
     norm_row<ADD>(Row{x + at}, residual + at, weight, out + at, size / 8, eps);
 }
 
-// residual += the sum of parts[count, n, size]; out = norm(residual). The same grid.
+// residual += the sum of parts[count, n, size]; out = norm(residual).
 extern "C" __global__ void add_parts_rms_norm(const float* parts, int count, Element* residual,
                                               const Element* weight, Element* out, int size,
-                                              float eps, const unsigned char* ahead,
-                                              int ahead_pieces, int ahead_apart, int ahead_blocks) {
-    int row = row_of_block({ahead, ahead_pieces, ahead_apart, ahead_blocks});
-    if (row < 0) return;
-    size_t at = (size_t)row * size;
-    Parts in = {parts + at, count, (size_t)(gridDim.x - ahead_blocks) * size};
+                                              float eps) {
+    wait_for_previous();
+    let_next_start();
+    size_t at = (size_t)blockIdx.x * size;
+    Parts in = {parts + at, count, (size_t)gridDim.x * size};
     norm_row<ADD>(in, residual + at, weight, out + at, size / 8, eps);
 }
 
