@@ -212,7 +212,7 @@ class Step:
         head = HeadTransform(layer.head_norms[0], layer.head_norms[1], EPS, self.cos_sin)
         out = self.attention.attend_qkv(
             qkv, head, layer.k, layer.v, self.inputs.kv_lens, self.state.page_table,
-            self.shape.head_dim**-0.5, rows=self.rows, following=self._ahead(layer.o),
+            self.shape.head_dim**-0.5, rows=self.rows,
         )  # fmt: skip
         return out.flatten(1)
 
