@@ -87,8 +87,8 @@ def wrong_in_replays(group: ProcessGroup, size: int) -> int:
         total = group.all_reduce_(number.clone())
         wrong.add_((total != number * group.size).sum())
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
         sums()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

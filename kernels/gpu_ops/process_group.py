@@ -33,7 +33,8 @@ class ProcessGroup:
 
             self.fused, reason = make_symmetric_rows(size, dtype, device)
         if self.rank == 0 and self.fused is None:
-            log.info("the ranks' sums are not fused with norms: %s", reason)
+            level = logging.WARNING if device.type == "cuda" else logging.INFO
+            log.log(level, "the ranks' sums are not fused with norms: %s", reason)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)

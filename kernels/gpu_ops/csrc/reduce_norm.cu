@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int g = 0; g < VECTORS; g++) prefetch(weight + 8 * min(threadIdx.x + g * THREADS, GROUPS - 1));
     wait_for_previous();
     let_next_start();
-    u32 round = *rounds + 1;
+    u32 round = *(volatile u32*)rounds + 1;
     float sum[VECTORS][8];
 #pragma unroll
     for (int g = 0; g < VECTORS; g++) {
