@@ -27,6 +27,9 @@ MAX_ROWS: Final = 256
 MAX_RANKS: Final = 8
 PATIENCE_S: Final = 120  # more than a rank may be late by: it may be compiling a kernel
 _BLOCKS_PER_MULTIPROCESSOR: Final = 2  # as in csrc/reduce_norm.cu
+# A rank sends its rows to every other; NCCL sends less of many rows. Reckoned: they are as quick at
+# this with eight ranks.
+_MOST_SENT_BYTES: Final = 8 << 20
 _MAX_SIZE: Final = 8192  # more elements a row need more registers than two blocks have
 _DTYPES: Final = (torch.bfloat16, torch.float32)
 
@@ -65,8 +68,12 @@ class SymmetricRows:
         self._peers = struct.pack("8Q", *peers, *[0] * (MAX_RANKS - len(peers)))
         self._threads, _ = norm_shape(size)
         self._run = _kernel(len(peers), size, element_bytes(memory.new_empty(0, dtype=dtype)))
-        # Blocks wait for the peers' blocks, so all must be resident.
-        self.max_rows = min(MAX_ROWS, _BLOCKS_PER_MULTIPROCESSOR * multiprocessors(memory.device))
+        self.max_rows = min(
+            MAX_ROWS,
+            # Blocks wait for the peers' blocks, so all must be resident.
+            _BLOCKS_PER_MULTIPROCESSOR * multiprocessors(memory.device),
+            _MOST_SENT_BYTES // ((len(peers) - 1) * size * dtype.itemsize),
+        )
 
     def takes(self, x: Tensor) -> bool:
         """Whether `reduce_add_rms_norm_` can sum x; the same on every rank."""
