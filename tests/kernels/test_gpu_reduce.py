@@ -5,6 +5,7 @@ What must be right between GPUs is in `tests/ranks_on_gpus.py`: processes, start
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -22,13 +23,21 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EPS = 1e-6
 
 
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
 def run_ranks(what: str) -> tuple[int, dict[str, Any], float]:
     """Exit code, what rank 0 told, and seconds."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1",
+         "--master-port", str(free_port()), "--nproc-per-node", "2",
          "-m", "tests.ranks_on_gpus", what],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
