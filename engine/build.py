@@ -121,6 +121,7 @@ def assemble_engine(config: EngineConfig, model: Decoder, others: StepSink | Non
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         overlap=overlap,
+        rank_sums=_rank_sums(model.group),
     )
     return Engine(scheduler, executor, overlap=overlap, facts=facts)
 
@@ -170,6 +171,12 @@ def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
         threads=config.cpu_threads or max(1, (os.cpu_count() or 1) // ranks),
     )
     return _Built(executor, max_model_len)
+
+
+def _rank_sums(group: RankGroup | None) -> str:
+    if group is None:
+        return ""
+    return "apart" if group.fused is None else "fused"
 
 
 def _ranks(group: RankGroup | None) -> int:

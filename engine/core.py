@@ -32,6 +32,7 @@ class EngineFacts:
     device: str
     dtype: str
     overlap: bool
+    rank_sums: str = ""  # of several ranks: fused with norms, or apart
 
 
 @dataclass(frozen=True, slots=True)

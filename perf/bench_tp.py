@@ -3,13 +3,15 @@
 `python -m perf.bench_tp --predict`                  the model of scaling for 2, 4 and 8 GPUs
 `torchrun --nproc-per-node N -m perf.bench_tp`       what descriptors and collectives take
 `torchrun … -m perf.bench_tp --model FOLDER`         also decode steps, with random weights
+`torchrun … -m perf.bench_tp --part sums`            only that; may be given several times
 With `--device cuda` each rank takes a GPU, and collectives are timed on it, in a CUDA graph.
 
 descriptor  rank 0 sends a block every 2 ms, as it would while the others wait for one: its own
             time, and the time until the last rank has it. By the links that serving uses, by a ring
             in shared memory, and by a broadcast over gloo.
+sums        of a layer's rows, with the residual and the norm: in one kernel, and apart
 step        `launch_no_sync` and its tokens; and what a rank above 0 spends between the block and
-            its return, which on a GPU is Python alone
+            its return, which on a GPU is Python alone; with `--apart`, sums are not fused
 """
 
 import os
@@ -32,7 +34,8 @@ from engine.descriptor import H_VERSION, H_WORDS, HEADER_WORDS, VERSION, StepDes
 from engine.executor import Executor
 from engine.rank_group import device_of_rank
 from engine.request import Int32Array
-from gpu_ops.collectives import RankGroup
+from gpu_ops import ops
+from gpu_ops.collectives import RankGroup, reduce_add_rms_norm_
 from gpu_ops.process_group import ProcessGroup
 from perf.results import save
 from perf.scaling import MODELS, step_floor
@@ -45,6 +48,8 @@ ROUNDS: Final = 300
 PAUSE_S: Final = 2e-3
 HIDDEN: Final = 5120
 BATCHES: Final = (1, 32, 256)
+SUM_ROWS: Final = (1, 8, 32, 64, 128, 256)
+PARTS: Final = ("descriptors", "collectives", "sums", "steps")
 CONTEXT: Final = 600
 STEPS: Final = 40
 
@@ -136,6 +141,34 @@ def bench_collectives(group: RankGroup, device: str) -> dict[str, Any]:
     return figures
 
 
+def bench_sums(group: RankGroup, device: str) -> dict[str, Any]:
+    """Sums of a layer's rows in bfloat16, with the residual and the norm after them."""
+    figures: dict[str, Any] = {}
+    group.fuse_norms(HIDDEN, torch.bfloat16, torch.device(device))
+    weight = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device)
+    for rows in SUM_ROWS:
+        x = torch.full((rows, HIDDEN), 2.0**-9, dtype=torch.bfloat16, device=device)
+        residual = torch.zeros_like(x)
+
+        def fused(x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
+            reduce_add_rms_norm_(x, residual, weight, 1e-6, group)
+
+        def apart(x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
+            ops.add_rms_norm_(group.all_reduce_(x), residual, weight, 1e-6)
+
+        figures[f"rows {rows}"] = told = {"apart": time_collective(apart, device)}
+        if group.fused is not None and group.fused.takes(x):
+            told["fused"] = time_collective(fused, device)
+    return figures
+
+
+class Apart(ProcessGroup):
+    """Ranks whose sums are not fused. Owned by the engine thread."""
+
+    def fuse_norms(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        pass
+
+
 def time_collective(run: Callable[[], object], device: str, times: int = 100) -> dict[str, float]:
     run()
     dist.barrier()
@@ -217,7 +250,13 @@ def predict() -> dict[str, Any]:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--model", type=click.Path(path_type=Path), help="Folder with a config.json.")
 @click.option("--context", default=CONTEXT, show_default=True, help="Tokens before the steps.")
-def main(only_predict: bool, device: str, model: Path | None, context: int) -> None:
+@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Only this.")
+@click.option("--apart", is_flag=True, help="Steps without sums fused with norms.")
+@click.option("--name", help="Of the file in perf/results.")
+def main(
+    only_predict: bool, device: str, model: Path | None, context: int, parts: tuple[str, ...],
+    apart: bool, name: str | None,
+) -> None:  # fmt: skip
     if only_predict:
         print(save("bench_tp_predicted", predict()))
         return
@@ -228,22 +267,25 @@ def main(only_predict: bool, device: str, model: Path | None, context: int) -> N
     if own != "cpu":
         torch.cuda.set_device(own)
     dist.init_process_group("cpu:gloo,cuda:nccl" if own != "cpu" else "gloo")
-    group = ProcessGroup()
-    figures: dict[str, Any] = {
-        "ranks": place.size,
-        "descriptors_us": bench_descriptors(place),
-        "collectives_us": bench_collectives(group, own),
-    }
-    if model is not None:
+    group, parts = Apart() if apart else ProcessGroup(), parts or PARTS
+    figures: dict[str, Any] = {"ranks": place.size}
+    if "descriptors" in parts:
+        figures["descriptors_us"] = bench_descriptors(place)
+    if "collectives" in parts:
+        figures["collectives_us"] = bench_collectives(group, own)
+    if "sums" in parts:
+        figures["sums_us"] = bench_sums(group, own)
+    if model is not None and "steps" in parts:
         config = EngineConfig(
             model, device=own, load_format="dummy", max_running=max(BATCHES), cpu_threads=1,
             max_model_len=context + STEPS, max_kv_tokens=max(BATCHES) * (context + STEPS + 64),
         )  # fmt: skip
         figures["steps_us"] = bench_steps(build_executor(config, group), context)
     if place.rank == 0:
-        name = torch.cuda.get_device_name() if own != "cpu" else None
+        gpu = torch.cuda.get_device_name() if own != "cpu" else None
         Console().print_json(data=figures)
-        print(save(f"bench_tp_{place.size}_{'cuda' if own != 'cpu' else 'cpu'}", figures, name))
+        name = name or f"bench_tp_{place.size}_{'cuda' if own != 'cpu' else 'cpu'}"
+        print(save(name, figures, gpu))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -117,7 +117,11 @@ def main(model: Path, device: str, dtype: Dtype, load_format: LoadFormat) -> Non
     engine.close()
     for link in links:
         link.close()
-    print(f"{place.size} ranks, {config.device}, {dtype}: {share:.2%} of the tokens are equal")
+    sums = "apart from norms" if group.fused is None else "fused with norms"
+    print(
+        f"{place.size} ranks, {config.device}, {dtype}, sums {sums}: "
+        f"{share:.2%} of the tokens are equal"
+    )
     sys.exit(share < 1 and dtype == "float32")
 
 

@@ -161,6 +161,8 @@ class ServerInsight:
         }
         if facts is not None:
             told |= {"device": facts.device, "dtype": facts.dtype, "model": facts.card.id}
+            if facts.rank_sums:
+                told["rank_sums"] = facts.rank_sums
         return told
 
 

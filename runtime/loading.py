@@ -68,7 +68,10 @@ def load_engine(
             config.tool_call_parser, config.reasoning_parser, tokenizer.chat_template_source
         ),
     )
-    told = ModelFacts(card, kv_tokens=facts.kv_tokens, device=facts.device, dtype=facts.dtype)
+    told = ModelFacts(
+        card, kv_tokens=facts.kv_tokens, device=facts.device, dtype=facts.dtype,
+        rank_sums=facts.rank_sums,
+    )  # fmt: skip
     grammars = GrammarsOnDemand(partial(_grammar_compiler, config, tokenizer, facts.vocab_size))
     loaded = Loaded(told, tokenizer, Detokenizer(tokenizer), grammars)
     if config.profile:

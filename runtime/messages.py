@@ -75,3 +75,4 @@ class ModelFacts:
     kv_tokens: int  # capacity of the KV pool
     device: str
     dtype: str
+    rank_sums: str = ""  # of several ranks: fused with norms, or apart

@@ -16,6 +16,7 @@ from engine.build import build_engine, build_executor
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import Int32Array
+from gpu_ops.collectives import FusedSum
 
 LIMIT_S = 120.0
 
@@ -46,8 +47,12 @@ class ThreadGroup:
 
     def __init__(self, ranks: ThreadRanks, rank: int) -> None:
         self.rank, self.size, self._ranks = rank, ranks.size, ranks
+        self.fused: FusedSum | None = None
         self.gathered_bytes = 0
         self._exchanges = 0
+
+    def fuse_norms(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        pass
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         assert x.is_contiguous()

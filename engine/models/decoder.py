@@ -16,7 +16,7 @@ from engine.rope_table import cos_sin_table
 from engine.sharding import Share, Span
 from gpu_ops import cpu_linear, ops
 from gpu_ops.batch import AttentionBatch
-from gpu_ops.collectives import RankGroup, all_reduce_, largest_of_all
+from gpu_ops.collectives import RankGroup, largest_of_all, reduce_add_rms_norm_
 from gpu_ops.unnormed import Unnormed
 
 Tensor = torch.Tensor
@@ -136,10 +136,13 @@ class Decoder:
 
     def prepare_for_inference(self) -> None:
         """Once, after loading: weights laid out as the CPU multiplies them fastest, or on a GPU
-        the experts' kernels compiled, which takes seconds the first time.
+        the experts' kernels compiled, which takes seconds the first time. With a group, every rank
+        does it at once.
 
         A tied output layer gets a packed copy of the embedding.
         """
+        if self.group is not None:
+            self.group.fuse_norms(self.config.hidden_size, self.dtype, self.device)
         if self.device.type == "cpu" and cpu_linear.can_pack(self.dtype):
             for layer in self.layers:
                 layer.pack()
@@ -178,8 +181,8 @@ class Decoder:
             return ops.embed_rms_norm(token_ids, self.embedding, norm, eps)
         # Every row is one rank's, and zero on all others: the sum is exact.
         rows = ops.embed_part(token_ids, self.embedding, self._vocabulary.start)
-        residual = self.group.all_reduce_(rows)
-        return residual, ops.rms_norm(residual, norm, eps)
+        residual = torch.zeros_like(rows)
+        return residual, reduce_add_rms_norm_(rows, residual, norm, eps, self.group)
 
     def _any_rows(self, residual: Tensor, x: Tensor, step: _Step) -> Tensor:
         eps = self.config.norm_eps
@@ -190,8 +193,7 @@ class Decoder:
                 active = layer.mlp.active(x)
                 x = self._add_and_norm_(layer.mlp.down, active, residual, next_norm)
             else:
-                x = all_reduce_(layer.mlp(x), self.group)
-                x = ops.add_rms_norm_(x, residual, next_norm, eps)
+                x = reduce_add_rms_norm_(layer.mlp(x), residual, next_norm, eps, self.group)
         return x
 
     def _add_and_norm_(self, linear: Linear, x: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ class Decoder:
         eps = self.config.norm_eps
         if self.group is None and linear.bias is None:
             return ops.linear_add_rms_norm_(x, linear.weight, residual, norm, eps)
-        return ops.add_rms_norm_(all_reduce_(linear(x), self.group), residual, norm, eps)
+        return reduce_add_rms_norm_(linear(x), residual, norm, eps, self.group)
 
     def _few_rows(self, residual: Tensor, step: _Step) -> Tensor:
         """The same with norms, sums and activation inside the products."""

@@ -8,14 +8,36 @@ from typing import Protocol
 
 import torch
 
+from gpu_ops import ops
+
 Tensor = torch.Tensor
 
 
+class FusedSum(Protocol):
+    """`reduce_add_rms_norm_` in one kernel, of the rows that it takes."""
+
+    def takes(self, x: Tensor) -> bool: ...
+
+    def reduce_add_rms_norm_(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> Tensor: ...
+
+
 class RankGroup(Protocol):
-    """The ranks that hold a model together. Owned by the engine thread."""
+    """The ranks that hold a model together. Owned by the engine thread.
+
+    fused  None where sums and norms are apart
+    """
 
     rank: int
     size: int
+
+    @property
+    def fused(self) -> FusedSum | None: ...
+
+    def fuse_norms(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes `fused` for rows of `size` elements where the devices can. Blocks for all ranks."""
+        ...
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """x becomes the sum of all ranks' x, the same bits on every rank; returns it.
@@ -29,9 +51,21 @@ class RankGroup(Protocol):
         ...
 
 
-def all_reduce_(x: Tensor, group: RankGroup | None) -> Tensor:
-    """As `RankGroup.all_reduce_`; without a group, x as it is."""
-    return x if group is None else group.all_reduce_(x)
+def reduce_add_rms_norm_(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: RankGroup | None
+) -> Tensor:
+    """residual += the sum of all ranks' x, in place; returns rms_norm(residual, weight, eps).
+
+    x, residual  [n, size], the residual the same on every rank; without a group, x is the sum
+    weight       [size]
+    Every rank gets the same bits. x is overwritten or left as it is. The sum is rounded once where
+    it is fused, and before and after the residual is added where it is not.
+    """
+    if group is None:
+        return ops.add_rms_norm_(x, residual, weight, eps)
+    if group.fused is not None and group.fused.takes(x):
+        return group.fused.reduce_add_rms_norm_(x, residual, weight, eps)
+    return ops.add_rms_norm_(group.all_reduce_(x), residual, weight, eps)
 
 
 def largest_of_all(logits: Tensor, first: int, group: RankGroup) -> Tensor:

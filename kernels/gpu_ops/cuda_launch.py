@@ -24,7 +24,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 _MAX_DYNAMIC_SHARED: Final = 8  # CUfunction_attribute
 _UNIFIED: Final = 4  # CUmemorytype: the address says whose it is
 _MOST_PITCH: Final = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device there is
-_TENSOR_MAP: Final = "128s"
+_BYTES_OF: Final = {"T": "128s", "A": "64s"}  # parameters that are handed over as bytes
 
 
 class CudaError(RuntimeError):
@@ -79,12 +79,13 @@ class Kernel:
     """One `extern "C"` kernel of a program. Safe from any thread once built.
 
     Holds its parameters' layout: `parameters` has a letter each, P pointer, i int32, q int64,
-    f float32, T tensor map (128 bytes), in the order of the kernel's signature.
+    f float32, T tensor map (128 bytes), A eight addresses (64 bytes), in the order of the kernel's
+    signature; T and A before all others.
     """
 
     def __init__(self, library: ctypes.c_void_p, name: str, parameters: str) -> None:
         self.name = name
-        formats = [_TENSOR_MAP if letter == "T" else letter for letter in parameters]
+        formats = [_BYTES_OF.get(letter, letter) for letter in parameters]
         self._layout = struct.Struct("@" + "".join(formats))
         self._offsets = [
             struct.calcsize("@" + "".join(formats[: i + 1])) - struct.calcsize("@" + formats[i])

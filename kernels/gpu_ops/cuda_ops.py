@@ -33,7 +33,7 @@ def _norm(name: str, parameters: str, element_bytes: int, vectors: int) -> Kerne
     return kernel("norm.cu", name, parameters, macros)
 
 
-def _norm_shape(size: int) -> tuple[int, int]:
+def norm_shape(size: int) -> tuple[int, int]:
     """(threads of a row's block, groups of eight elements per thread)."""
     if size % _GROUP:
         raise ValueError(f"a normed row needs a multiple of {_GROUP} elements, not {size}")
@@ -50,7 +50,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if rows:
         if x.dim() > 2:
             x = x.reshape(-1, size)
-        threads, vectors = _norm_shape(size)
+        threads, vectors = norm_shape(size)
         run = _norm("rms_norm", "PPPiif", element_bytes(x), vectors)
         stride = x.stride(-2) if x.dim() > 1 else size
         pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr()
@@ -63,7 +63,7 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Te
     rows, size = x.shape
     out = torch.empty_like(x)
     if rows:
-        threads, vectors = _norm_shape(size)
+        threads, vectors = norm_shape(size)
         run = _norm("add_rms_norm", "PPPPif", element_bytes(x), vectors)
         pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
         run.launch((rows, 1), threads, *pointers, size, eps)
@@ -98,7 +98,7 @@ def embed_rms_norm(ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tu
     residual = torch.empty((rows, size), dtype=table.dtype, device=table.device)
     out = torch.empty_like(residual)
     if rows:
-        threads, vectors = _norm_shape(size)
+        threads, vectors = norm_shape(size)
         run = _norm("embed_rms_norm", "PPPPPiif", element_bytes(table), vectors)
         run.launch(
             (rows, 1), threads,

@@ -3,10 +3,16 @@
 Imported where there are several ranks alone: torch.distributed brings torch's compiler along.
 """
 
+import logging
+
 import torch
 import torch.distributed as dist
 
+from gpu_ops.collectives import FusedSum
+
 Tensor = torch.Tensor
+
+log = logging.getLogger(__name__)
 
 
 class ProcessGroup:
@@ -17,6 +23,18 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.fused: FusedSum | None = None
+
+    def fuse_norms(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        reason = f"the ranks are on {device.type}"
+        if device.type == "cuda":
+            # Only where there is a device: it brings the compiler of kernels along.
+            from gpu_ops.symmetric_rows import make_symmetric_rows
+
+            self.fused, reason = make_symmetric_rows(size, dtype, device)
+        if self.rank == 0 and self.fused is None:
+            level = logging.WARNING if device.type == "cuda" else logging.INFO
+            log.log(level, "the ranks' sums are not fused with norms: %s", reason)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)

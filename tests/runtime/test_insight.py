@@ -1,5 +1,6 @@
 """What GET /live tells of the engine, from what the engine told last."""
 
+import asyncio
 from dataclasses import replace
 
 from engine.core import EngineStats
@@ -10,6 +11,7 @@ from runtime.latest import Latest
 from runtime.lifecycle import Lifecycle
 from runtime.queue_limit import QueueCounts, QueueLimit
 from runtime.request_log import RequestLog
+from tests.fakes_engine import FACTS
 
 STATS = EngineStats(
     running=1, waiting=0, free_pages=50, cached_pages=30, evictable_pages=20, total_pages=100,
@@ -17,9 +19,9 @@ STATS = EngineStats(
 )  # fmt: skip
 
 
-def insight(stats: EngineStats) -> ServerInsight:
+def insight(stats: EngineStats, rank_sums: str = "") -> ServerInsight:
     rings = InsightRings(Latest(), Latest(), Latest(), Latest(), dict)
-    rings.stats.value = stats
+    rings.stats.value, rings.facts.value = stats, replace(FACTS, rank_sums=rank_sums)
     limit = QueueLimit(10, 1000, QueueCounts(1))
     return ServerInsight(
         Lifecycle(), rings, [RequestLog()], [Traces()], limit,
@@ -39,3 +41,8 @@ def test_tiers_are_told_in_tokens() -> None:
 
 def test_there_is_no_second_tier_without_host_memory() -> None:
     assert insight(STATS).live()["host_kv"] is None
+
+
+def test_how_ranks_sum_is_told_of_several() -> None:
+    assert b'rank_sums="fused"' in asyncio.run(insight(STATS, "fused").metrics())
+    assert b"rank_sums" not in asyncio.run(insight(STATS).metrics())
