@@ -78,7 +78,7 @@ def add_parts_rms_norm_(parts: Tensor, residual: Tensor, weight: Tensor, eps: fl
     rows, size = residual.shape
     out = torch.empty_like(residual)
     if rows:
-        threads, vectors = _norm_shape(size)
+        threads, vectors = norm_shape(size)
         run = _norm("add_parts_rms_norm", "PiPPPif", element_bytes(residual), vectors)
         run.launch(
             (rows, 1), threads, parts.data_ptr(), len(parts), residual.data_ptr(),
