@@ -2,8 +2,8 @@
 
 httpcore's pool (1.0) goes over all of its connections whenever a request begins or ends, and for
 each idle one over all of them again: with 128 users who are answered together, seconds in which
-nobody's answer is read. A part of an answer costs it three times what it costs here, too. h11 knows
-the protocol, asyncio the sockets; what is ours is who has which connection.
+nobody's answer is read. A part of an answer costs it twice what it costs here, too. h11 knows the
+protocol, asyncio the sockets; what is ours is who has which connection.
 
 Knows no proxies and no timeouts.
 """

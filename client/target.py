@@ -68,6 +68,18 @@ def _transport_to(target: Target) -> httpx.AsyncBaseTransport | None:
 def ask_json(url: str, path: str, key: str | None) -> Any:
     """What a GET answers. Raises NoServer."""
     try:
+        return _ask(url, path, key).json()
+    except ValueError as error:
+        raise NoServer(f"{url}{path} answers something that is no JSON") from error
+
+
+def ask_text(url: str, path: str, key: str | None) -> str:
+    """What a GET answers. Raises NoServer."""
+    return _ask(url, path, key).text
+
+
+def _ask(url: str, path: str, key: str | None) -> httpx.Response:
+    try:
         answer = httpx.get(
             f"{url}{path}", headers=headers_of(key), timeout=_ASK_S, verify=tls_for(url)
         )
@@ -78,10 +90,7 @@ def ask_json(url: str, path: str, key: str | None) -> Any:
         raise NoServer(f"{url} wants {wanted}: set {' or '.join(KEY_VARIABLES)}")
     if answer.status_code != 200:
         raise NoServer(f"{url}{path} answers {answer.status_code}: {answer.text[:300]}")
-    try:
-        return answer.json()
-    except ValueError as error:
-        raise NoServer(f"{url}{path} answers something that is no JSON") from error
+    return answer
 
 
 def model_of(url: str, key: str | None = None) -> str:

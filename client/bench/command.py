@@ -17,6 +17,7 @@ from rich.console import Console
 from client.bench.figures import Targets, distributions, summarise
 from client.bench.load import Asking
 from client.bench.options import DATASETS, RATE, TOKENS, Workload
+from client.bench.own_times import means_ms, read_totals, told
 from client.bench.plots import NoMatplotlib, draw
 from client.bench.record import NoRecord, read_record, write_record
 from client.bench.runner import Pace, Ran, run_load
@@ -103,8 +104,8 @@ def bench(compare: tuple[Path, ...], plots: Path | None, json_out: Path | None,
     workload = _workload_of(flags)
     count = _counter(flags["tokenizer"])
     run = _run_of(flags, workload, count)
-    ran = _measure(run, workload, count or _estimate)
-    record = _report(run, workload, ran, json_out)
+    ran, own_ms = _measure(run, workload, count or _estimate)
+    record = _report(run, workload, ran, own_ms, json_out)
     if plots is not None:
         _draw([record], plots)
     if record["figures"]["failed"]:
@@ -143,8 +144,13 @@ def _run_of(flags: dict[str, Any], workload: Workload, count: Callable[[str], in
     )
 
 
-def _measure(run: Run, workload: Workload, count: Callable[[str], int]) -> Ran:
-    """Raises click.ClickException where the warm-up fails: nothing would be worth timing."""
+def _measure(
+    run: Run, workload: Workload, count: Callable[[str], int]
+) -> tuple[Ran, dict[str, float]]:
+    """What came, and the server's own means of it.
+
+    Raises click.ClickException where the warm-up fails: nothing would be worth timing.
+    """
     console = Console(stderr=True)
     sessions = workload.sessions(count)
     if run.warmup:
@@ -153,18 +159,24 @@ def _measure(run: Run, workload: Workload, count: Callable[[str], int]) -> Ran:
         wrong = next((sample.error for sample in warm.samples if sample.error), None)
         if wrong is not None:
             raise click.ClickException(f"nothing was timed, since the warm-up failed: {wrong}")
-    return run_load(run.asking, sessions, run.pace, console, "requests")
+    before = read_totals(run.asking.target)
+    ran = run_load(run.asking, sessions, run.pace, console, "requests")
+    return ran, means_ms(before, read_totals(run.asking.target))
 
 
-def _report(run: Run, workload: Workload, ran: Ran, json_out: Path | None) -> dict[str, Any]:
+def _report(
+    run: Run, workload: Workload, ran: Ran, own_ms: dict[str, float], json_out: Path | None
+) -> dict[str, Any]:
     figures = summarise(ran.samples, run.targets)
     target = run.asking.target
     Console().print(tables_of(figures, f"{run.label} at {target.url}, HTTP/{1 + target.http2}"))
+    if own_ms:
+        click.echo(told(own_ms))
     _tell(ran.strain)
     record: dict[str, Any] = {
         "label": run.label,
         "server": {"url": target.url, "model": target.model, "http": 1 + target.http2,
-                   "version": _version_of(target)},
+                   "version": _version_of(target), "own_means_ms": own_ms},
         "workload": {**dataclasses.asdict(workload), "file": workload.file and workload.file.name,
                      "concurrency": run.pace.concurrency, "ramp_up_s": run.pace.ramp_up_s,
                      **dataclasses.asdict(run.asking.sampling)},

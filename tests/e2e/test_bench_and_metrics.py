@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from click.testing import CliRunner
+from pytest import approx
 
 from client.bench.command import bench
 from client.bench.record import read_record
@@ -39,10 +40,14 @@ def times_apart(server: ServerProcess, out: Path) -> float:
     assert done.exit_code == 0, done.output
     after = metrics(server)
     change = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    figures = read_record(out)["figures"]
+    record = read_record(out)
+    figures, own_ms = record["figures"], record["server"]["own_means_ms"]
     assert change["plait_request_seconds_count"] == figures["requests"] == 8
     assert change["plait_request_prompt_tokens_sum"] == figures["input_tokens"]
     assert change["plait_request_output_tokens_sum"] == figures["output_tokens"] == 4800
+    own = f"TTFT {own_ms['ttft']:,.1f}, ITL {own_ms['itl']:,.1f}"
+    assert f"the server's own means, ms: {own}" in done.output
+    assert own_ms["ttft"] == approx(change["plait_time_to_first_token_seconds_sum"] / 8 * 1e3)
     of_server = (
         change["plait_request_seconds_sum"],
         change["plait_request_time_per_output_token_seconds_sum"],
