@@ -75,7 +75,9 @@ class HostRing:
 
         Raises RuntimeError where they are another's.
         """
-        ids, numbers = self._ids[launch % PLACES, :count].T
+        place = self._ids[launch % PLACES, :count]
+        ids: Int32Array = place[:, 0]
+        numbers: Int32Array = place[:, 1]
         if (numbers != launch).any():
             raise RuntimeError(f"ids of launch {launch} are those of {set(numbers.tolist())}")
         return ids.copy()
