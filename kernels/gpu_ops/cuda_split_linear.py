@@ -30,8 +30,8 @@ def linear_add_rms_norm_(
 ) -> Tensor:
     """As `ops.linear_add_rms_norm_`; k is cut into `parts`, by default as was measured."""
     if parts is None:
-        device = torch.cuda.get_device_name(x.device)
-        parts = parts_for(device, *weight.shape, len(x)) if x.dtype == torch.bfloat16 else 1
+        bf16 = x.dtype == torch.bfloat16
+        parts = parts_for(_name(x.device), *weight.shape, len(x)) if bf16 else 1
     if parts == 1:
         return add_rms_norm_(F.linear(x, weight), residual, norm, eps)
     return add_parts_rms_norm_(linear_in_parts(x, weight, parts), residual, norm, eps)
@@ -45,6 +45,11 @@ def linear_in_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
     of_x = x.view(rows, parts, -1).transpose(0, 1)
     of_weight = weight.view(outputs, parts, -1).permute(1, 2, 0)
     return torch.bmm(of_x, of_weight, out_dtype=torch.float32)
+
+
+@functools.cache
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
 
 
 @functools.cache
