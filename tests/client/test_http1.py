@@ -2,16 +2,20 @@
 
 import asyncio
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from client import certificates
 from client.target import Target, new_client
 
+TLS = Path(__file__).parents[1] / "runtime" / "tls"
 SOON_S = 20.0
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
 
@@ -51,6 +55,8 @@ class Server:
         elif path.endswith("/chunks"):
             chunks = b"2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"
             writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunks)
+        elif path.endswith("/twice"):
+            writer.write((HEAD + b"content-length: 3\r\n\r\nabc") * 2)
         elif path.endswith("/cut"):
             writer.write(HEAD + b"content-length: 9\r\n\r\nabc")
             return False
@@ -74,18 +80,21 @@ class Server:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server()
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    scheme = "http" if tls is None else "https"
+    server.url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     async with listening:
         yield server
         await server.wait_for(lambda: server.open == 0)  # each test closes what it opened
 
 
-def run(test: Callable[[Server, httpx.AsyncClient], Awaitable[None]]) -> None:
+def run(
+    test: Callable[[Server, httpx.AsyncClient], Awaitable[None]], tls: ssl.SSLContext | None = None
+) -> None:
     async def main() -> None:
-        async with serving() as server, new_client(Target(server.url, "m")) as client:
+        async with serving(tls) as server, new_client(Target(server.url, "m")) as client:
             await test(server, client)
 
     asyncio.run(asyncio.wait_for(main(), SOON_S))
@@ -158,6 +167,38 @@ def test_a_connection_that_the_server_closed_fails_no_request() -> None:
             await ask(client, "y", "/then-closes")
             await server.wait_for(lambda: server.open == 0)
             assert server.connections == 2 * index
+
+    run(test)
+
+
+def test_all_connections_of_tls_share_what_they_believe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Authorities are read once, not for each connection."""
+    read = list[ssl.SSLContext]()
+
+    def tls_for(url: httpx.URL) -> ssl.SSLContext:
+        read.append(certificates.tls_for(url))
+        return read[-1]
+
+    async def test(server: Server, client: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            await ask_together(server, client, 9)
+        async with client.stream("GET", "/half"):
+            pass
+        await ask(client, "whole")
+        assert server.connections == 9 and server.url.startswith("https") and len(read) == 1
+
+    monkeypatch.setattr("client.http1.tls_for", tls_for)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+    run(test, tls)
+
+
+def test_what_nobody_asked_for_closes_a_connection() -> None:
+    async def test(server: Server, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/twice")).text == "abc"
+        await server.wait_for(lambda: server.open == 0)
+        await ask(client, "whole")
+        assert server.connections == 2
 
     run(test)
 
