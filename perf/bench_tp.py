@@ -94,10 +94,10 @@ def _nothing() -> None:
 def bench_descriptors(place: Rank) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     if place.rank == 0:
-        _, sender = await_ranks(place.job, place.size, 60)
+        _, sender = await_ranks(place, 60)
         links: Way = (sender.send, _nothing)
     else:
-        _, receiver = meet_rank_0(place.job, place.rank, 60)
+        _, receiver = meet_rank_0(place, 60)
         links = (lambda _: None, partial(receiver.receive, 60.0))
     path = Path("/dev/shm") / f"plait-bench-{os.getuid()}-{place.job}"
     if place.rank == 0:
@@ -263,7 +263,9 @@ def main(
     place = Rank.of_environment()
     if place.is_alone:
         raise click.UsageError("start it by torchrun --nproc-per-node N, or with --predict")
-    own = device_of_rank(EngineConfig(Path(), device=device), place.rank, place.size).device
+    own = device_of_rank(
+        EngineConfig(Path(), device=device), place.local_rank, place.local_size
+    ).device
     if own != "cpu":
         torch.cuda.set_device(own)
     dist.init_process_group("cpu:gloo,cuda:nccl" if own != "cpu" else "gloo")

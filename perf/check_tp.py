@@ -66,7 +66,7 @@ def answers(engine: Engine, vocabulary: int) -> Answers:
 
 def execute(config: EngineConfig, place: Rank, group: ProcessGroup) -> None:
     """What a rank above 0 does: every block, until no more come."""
-    link, steps = meet_rank_0(place.job, place.rank, MEET_S)
+    link, steps = meet_rank_0(place, MEET_S)
     executor = build_executor(config, group)
     try:
         while True:
@@ -100,7 +100,7 @@ def main(model: Path, device: str, dtype: Dtype, load_format: LoadFormat) -> Non
         model, device=device, dtype=dtype, load_format=load_format, page_size=16, max_running=16,
         max_model_len=256, max_kv_tokens=4096, prefill_budget=64, cpu_threads=1,
     )  # fmt: skip
-    config = device_of_rank(config, place.rank, place.size)
+    config = device_of_rank(config, place.local_rank, place.local_size)
     if device == "cuda":
         torch.cuda.set_device(config.device)
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
@@ -116,7 +116,7 @@ def main(model: Path, device: str, dtype: Dtype, load_format: LoadFormat) -> Non
         # Ranks compare how much memory is free on their GPUs.
         gc.collect()
         torch.cuda.empty_cache()
-    links, others = await_ranks(place.job, place.size, MEET_S)
+    links, others = await_ranks(place, MEET_S)
     engine = build_engine(config, group=group, others=others)
     share = compare(expected, answers(engine, vocabulary))
     engine.close()

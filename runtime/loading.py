@@ -28,7 +28,8 @@ from runtime.gil import check_gil
 from runtime.messages import ModelFacts
 from runtime.profiling import profiled
 from runtime.ranks.leader import RankZero
-from runtime.ranks.rank import Rank
+from runtime.ranks.network import interface_towards
+from runtime.ranks.rank import Address, Rank
 
 log = logging.getLogger(__name__)
 
@@ -87,23 +88,24 @@ def _build(
     from engine.rank_group import device_of_rank, join_group  # torch.distributed: not for one
 
     progress(f"joining {ranks.size} ranks", None)
-    own = device_of_rank(config, 0, ranks.size)
-    port = ranks.listening.getsockname()[1]
-    group = join_group(own.device, 0, ranks.size, port, ranks.listening)
+    own = device_of_rank(config, 0, ranks.local_size)
+    address = ranks.listening.getsockname()[:2]
+    interface = interface_towards(address[0])
+    group = join_group(own, 0, ranks.size, address, interface, ranks.listening)
     return build_engine(own, on_bytes, group=group, others=ranks.steps)
 
 
-def load_rank(config: EngineConfig, progress: Progress, place: Rank, port: int) -> Executor:
+def load_rank(config: EngineConfig, progress: Progress, place: Rank, store: Address) -> Executor:
     """What a rank above 0 runs; `load_engine` is called on rank 0 meanwhile.
 
-    port  where rank 0's `RankZero.listening` is
+    store  where rank 0's `RankZero.listening` is
 
     Raises ModelError as `load_engine` does.
     """
     from engine.rank_group import device_of_rank, join_group  # as above
 
-    own = device_of_rank(config, place.rank, place.size)
-    group = join_group(own.device, place.rank, place.size, port, None)
+    own = device_of_rank(config, place.local_rank, place.local_size)
+    group = join_group(own, place.rank, place.size, store, interface_towards(store[0]), None)
     executor = build_executor(
         own, group, lambda done, total: progress("loading weights", done / max(total, 1))
     )

@@ -171,7 +171,7 @@ def serve(model: str | None, tp: int | None, **flags: Any) -> None:
         check_settings(config.engine, shape)
         share_of(shape, rank.rank, max(tp or 1, rank.size))
         _check_tp(tp, rank)
-        check_machine(config.engine, max(tp or 1, rank.size))
+        check_machine(config.engine, max(tp or 1, rank.local_size))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except SetupError as error:
@@ -209,15 +209,15 @@ def _run_rank(config: ServerConfig, rank: Rank, asked: Asked) -> tuple[int, bool
 def _follow(config: ServerConfig, rank: Rank, facts: Facts) -> tuple[int, bool]:
     set_up_logging(config.log_format, rank.rank)
     faulthandler.enable()
-    link, steps, port = meet_leader(rank, facts)
+    link, steps, store = meet_leader(rank, facts)
 
     def load(progress: Progress) -> RankExecutor:
         from runtime.loading import load_rank  # as in `load_real`
 
         adopt_libraries()
-        return load_rank(config.engine, progress, rank, port)
+        return load_rank(config.engine, progress, rank, store)
 
-    outcome = Follower(link, steps, load, config.watchdog_s).run()
+    outcome = Follower(link, steps, load, config.watchdog_s, is_near=rank.is_near).run()
     return outcome.exit_code, outcome.all_ended
 
 

@@ -6,16 +6,19 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 
 from runtime.serve import serve
+from runtime.version import plait_version
 from tests.test_layout import ROOT
 
 UNIT = ROOT / "deploy" / "plait.service"
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
+IGNORED = ROOT / ".dockerignore"
 FLAGS = {name for option in serve.params for name in (*option.opts, *option.secondary_opts)}
 
 
@@ -43,6 +46,14 @@ def test_the_unit_starts_what_is_there() -> None:
     assert f"${{CREDENTIALS_DIRECTORY}}/{named}" in words
 
 
+def test_the_units_user_may_write_to_its_home() -> None:
+    """Everything that is prepared or compiled goes there; the rest of the system is read-only."""
+    service = unit()["Service"]
+    home = f"/var/lib/{service['StateDirectory']}"
+    assert f"--home-dir {home} --create-home {service['User']}\n" in UNIT.read_text()
+    assert service["ProtectSystem"] == "strict" and "Environment" not in service
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """In the checkout's place, since systemd looks whether the program is there."""
@@ -63,12 +74,13 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_the_container_starts_what_is_there() -> None:
-    told = dict(instructions())
+    told = dict(instructions())  # of each the last, which is the image's own
     check_command(json.loads(told["ENTRYPOINT"]))
-    assert told["COPY"].split()[-2:] == [".", "/opt/plait"]
-    assert instructions()[0][0] == "FROM" and told["USER"] == "10001" and "CMD" not in told
-    known = {"FROM", "RUN", "COPY", "USER", "WORKDIR", "ENV", "EXPOSE", "STOPSIGNAL",
-             "HEALTHCHECK", "ENTRYPOINT"}  # fmt: skip
+    assert instructions()[0][0] == "FROM" and told["USER"] == "10001:10001" and "CMD" not in told
+    assert told["WORKDIR"] == "/opt/plait" and told["COPY"] == ". ."
+    assert f"HOME={told['VOLUME']} " in told["ENV"], "the only folder that it may write to"
+    known = {"FROM", "RUN", "ARG", "COPY", "USER", "WORKDIR", "ENV", "VOLUME", "EXPOSE",
+             "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT"}  # fmt: skip
     assert {name for name, _ in instructions()} <= known
     check = told["HEALTHCHECK"].partition("CMD ")[2]
     compile(json.loads(check)[2], "HEALTHCHECK", "exec")
@@ -76,10 +88,54 @@ def test_the_container_starts_what_is_there() -> None:
 
 def test_the_containers_shell_commands_parse() -> None:
     commands = [rest for name, rest in instructions() if name == "RUN"]
-    assert len(commands) == 3
+    assert "./plait prepare ${TESTS:+--tests}" in commands
     for command in commands:
         subprocess.run(["sh", "-n", "-c", command], check=True, timeout=10)
-    assert (ROOT / "plait").is_file() and commands[-1] == "./plait run true"
+
+
+def start(folder: Path, *arguments: str) -> str:
+    """What this interpreter prints, run in `folder` with the modules that are there."""
+    sources = [str(folder / name) for name in (".", "http", "kernels")]
+    result = subprocess.run(
+        [sys.executable, "-P", *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_set_up_needs_no_file_but_those_that_its_stage_gets(tmp_path: Path) -> None:
+    """So that another line of code elsewhere does not make an image be prepared anew."""
+    (end,) = [i for i, (_, words) in enumerate(instructions()) if words.startswith("./plait ")]
+    copies = [words.split() for name, words in instructions()[:end] if name == "COPY"]
+    assert copies
+    for *sources, target in copies:
+        place = tmp_path / target
+        for source in sources:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                place.mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, place)
+    assert "prepare" in start(tmp_path, "plait", "--help")
+    assert start(tmp_path, "plait", "--version") == f"plait {plait_version()}\n"
+    start(tmp_path, "-c", "import runtime.setup.convert_gguf, runtime.setup.model")
+
+
+def test_an_image_gets_what_runs_and_nothing_else(tmp_path: Path) -> None:
+    lines = [line for line in IGNORED.read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*", "what lies in a checkout by chance, keys among it, stays there"
+    wanted = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    assert wanted == ["plait", "pyproject.toml", *sorted(wanted[2:])]
+    for name in wanted:
+        if (ROOT / name).is_dir():
+            skipped = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=skipped)
+        else:
+            shutil.copy(ROOT / name, tmp_path)
+    code = "import runtime.server, client.bench.command"
+    start(tmp_path, "-c", code)
+    assert "--model" in start(tmp_path, "-m", "runtime.cli", "serve", "--help")
 
 
 def test_the_router_is_started_by_a_script_that_a_shell_takes() -> None:

@@ -20,8 +20,11 @@ Facts = dict[str, str]
 
 _PACKAGES: Final = ("torch", "numpy", "safetensors")
 _MOST_HEADER: Final = 100 << 20  # bytes, as safetensors itself allows
-# Of a rank's own machine, not of what is computed.
-_OWN: Final = ("device", "cpu_threads", "memory_fraction")
+# Of a rank's own machine, not of what is computed; the checkpoint has a fingerprint.
+_OWN: Final = ("device", "cpu_threads", "memory_fraction", "model")
+# Of each file, spread over all of it: another checkpoint of the same shapes differs in any of them.
+_SAMPLES: Final = 16
+_SAMPLE_BYTES: Final = 4096
 
 
 def facts_of(config: EngineConfig) -> Facts:
@@ -42,20 +45,25 @@ def facts_of(config: EngineConfig) -> Facts:
 
 
 def fingerprint(folder: Path) -> str:
-    """A digest of config.json, and of each safetensors file's size and header."""
+    """A digest of config.json, and of each safetensors file's size, header and some of its data."""
     digest = hashlib.sha256()
     for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        digest.update(_head(file))
+        digest.update(_telling(file))
     return digest.hexdigest()[:16]
 
 
-def _head(file: Path) -> bytes:
+def _telling(file: Path) -> bytes:
     if file.suffix != ".safetensors":
         return file.read_bytes()
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        return opened.read(min(size, _MOST_HEADER))
+        parts = [opened.read(min(size, _MOST_HEADER))]
+        whole = file.stat().st_size
+        for sample in range(_SAMPLES):
+            opened.seek(whole * sample // _SAMPLES)
+            parts.append(opened.read(_SAMPLE_BYTES))
+    return b"".join(parts)
 
 
 def difference(rank: int, facts: Mapping[str, object], own: Facts) -> str | None:

@@ -5,11 +5,13 @@ the model and runs descriptors, and the link thread keeps in touch with rank 0.
 
 Rules
 - Rank 0 alone says when it is over. A signal to end, which torchrun sends to every rank, is rank
-  0's to obey: until then its requests need this rank.
+  0's to obey, and passed on to it: until then its requests need this rank.
 - Without rank 0 nothing is left to do: when it is gone, this process ends within moments.
+- On another machine than rank 0's, nobody but this rank sees that torchrun is gone: it fails then.
 """
 
 import logging
+import os
 import select
 import signal
 import time
@@ -28,17 +30,19 @@ from runtime.ranks.facts import Facts
 from runtime.ranks.leader import MEET_S
 from runtime.ranks.links import Link, LinkClosed, RanksError, StepReceiver
 from runtime.ranks.meeting import meet_rank_0
-from runtime.ranks.rank import Rank
+from runtime.ranks.rank import Address, Rank
 from runtime.ranks.stopped import StoppedRanks
-from runtime.ranks.watch import Watched
+from runtime.ranks.watch import DRAIN, Watched
 from runtime.worker import TICK_S, OperatorError, Pulse, Stopped, Worker
 
 log = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 90.0  # rank 0 waits for all others first
+_UNTIL_WATCHED_S: Final = 120  # that, and the start of threads
 _JOIN_S: Final = 2.0
 _STEPS_END_S: Final = 10.0  # for rank 0's engine thread to launch its last step
 _LAST_RESORT_S: Final = 15.0  # more than all three
+_REST_S: Final = 30  # more than that: for the kernel to wait
 _ENDING: Final = (State.DRAINING, State.FAILED)
 
 
@@ -53,20 +57,22 @@ class RankExecutor(Protocol):
 LoadRank = Callable[[Progress], RankExecutor]
 
 
-def meet_leader(rank: Rank, facts: Facts) -> tuple[Link, StepReceiver, int]:
-    """The links to rank 0, and the port where the ranks' tensors meet.
+def meet_leader(rank: Rank, facts: Facts) -> tuple[Link, StepReceiver, Address]:
+    """The links to rank 0, and where the ranks' tensors meet.
 
     Raises RanksError where rank 0 does not come, or does not agree: why is in its log.
     """
-    link, steps = meet_rank_0(rank.job, rank.rank, MEET_S)
+    link, steps = meet_rank_0(rank, MEET_S)
+    link.peer.renew(_UNTIL_WATCHED_S)
     try:
         link.send(facts)
-        answer = link.wait(_ANSWER_S, StoppedRanks(rank.job, (0,)).check)
+        answer = link.wait(_ANSWER_S, StoppedRanks(rank, (0,)).check)
     except LinkClosed as error:
         raise RanksError(f"rank 0 ended ({error})") from error
-    if "store_port" not in answer:
+    if "store" not in answer:
         raise RanksError("rank 0 ends: its log says why")
-    return link, steps, int(answer["store_port"])
+    host, port = answer["store"]
+    return link, steps, (host, port)
 
 
 class StepLoop:
@@ -105,45 +111,80 @@ class StepLoop:
 class LinkLoop:
     """Keeps in touch with rank 0. Owned by the link thread."""
 
-    def __init__(self, link: Link, lifecycle: Lifecycle, wakeup: Wakeup) -> None:
+    def __init__(
+        self, link: Link, lifecycle: Lifecycle, wakeup: Wakeup, *, is_near: bool = True
+    ) -> None:
+        """
+        wakeup   signalled when this rank's phase changes
+        is_near  rank 0 is on this machine, and looks after torchrun itself
+        """
         self._watched, self._lifecycle, self._wakeup = Watched(link), lifecycle, wakeup
+        self._is_near = is_near
+        self._parent = os.getppid()
+        self._is_told_to_end = False
         self.exit_code = 1  # rank 0's word; read once the thread has ended
+
+    def on_signal(self) -> None:
+        """A wish to end, for rank 0 to hear of. Called by a signal handler."""
+        self._is_told_to_end = True
+        self._wakeup.signal()
 
     def run(self, pulse: Pulse) -> None:
         """The thread's body: returns at rank 0's word, or when this rank or rank 0 has failed."""
-        link = self._watched.link
+        peer = self._watched.link.peer
         try:
-            while self._lifecycle.state is not State.FAILED:
+            while self._lifecycle.state not in _ENDING:
                 pulse.beat()
-                readable, _, _ = select.select([self._wakeup, link], [], [], TICK_S)
-                if self._wakeup in readable:
-                    self._wakeup.clear()
-                for message in self._watched.receive() if link in readable else ():
-                    self.exit_code = int(message["end"])
-                    self._lifecycle.drain()
-                    return
-                self._watched.beat()
-                self._watched.check()
+                self._turn()
         except RanksError as error:
             self._lifecycle.fail(Failure("link", str(error)))
+        finally:
+            peer.renew(_REST_S)
         failure = self._lifecycle.failure
-        if failure is not None and failure.thread != "link":
+        if failure is not None:
             try:
-                link.send({"failed": f"{failure.thread} thread: {failure.cause}"[:4000]})
+                told = f"{failure.thread} thread: {failure.cause}"[:4000]
+                self._watched.link.send({"failed": told})
             except LinkClosed:
                 pass  # rank 0 is gone, too
+
+    def _turn(self) -> None:
+        link = self._watched.link
+        readable, _, _ = select.select([self._wakeup, link], [], [], TICK_S)
+        if self._wakeup in readable:
+            self._wakeup.clear()
+        for message in self._watched.receive() if link in readable else ():
+            self.exit_code = int(message["end"])
+            self._lifecycle.drain()
+            return
+        if self._is_told_to_end:
+            self._is_told_to_end = False
+            self._watched.tell(DRAIN)
+        self._watched.beat()
+        self._watched.check()
+        if not self._is_near and os.getppid() != self._parent:
+            raise RanksError("torchrun has ended on this machine")
 
 
 class Follower:
     """A rank above 0, from its links to its exit code. Owned by the main thread."""
 
-    def __init__(self, link: Link, steps: StepReceiver, load: LoadRank, watchdog_s: float) -> None:
+    def __init__(
+        self,
+        link: Link,
+        steps: StepReceiver,
+        load: LoadRank,
+        watchdog_s: float,
+        *,
+        is_near: bool = True,
+    ) -> None:
+        """is_near  rank 0 is on this machine"""
         self._lifecycle = Lifecycle()
         self._wakeup, self._link_wakeup = Wakeup(), Wakeup()
         for wakeup in (self._wakeup, self._link_wakeup):
             self._lifecycle.subscribe(wakeup)
         self._watchdog = Watchdog(self._lifecycle, watchdog_s)
-        self._link_loop = LinkLoop(link, self._lifecycle, self._link_wakeup)
+        self._link_loop = LinkLoop(link, self._lifecycle, self._link_wakeup, is_near=is_near)
         self._link = Worker("link", self._link_loop.run, self._lifecycle, ends_first=True)
         self._engine = Worker(
             "engine", StepLoop(load, steps, self._lifecycle).run, self._lifecycle, ends_first=True
@@ -152,7 +193,7 @@ class Follower:
     def run(self) -> Outcome:
         """Executes until rank 0's word, or until something has failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda *_: self._link_loop.on_signal())
         workers = [self._link, self._engine]
         for worker in workers:
             worker.start()

@@ -2,8 +2,10 @@
 
 Rules
 - What ends one rank ends all: the server fails with the cause that the rank itself gives.
-- The others are told of an end, and what does not obey is killed: nobody is left behind.
-- When torchrun is gone, which would have ended the ranks together, the server drains.
+- The others are told of an end, and what does not obey is killed: nobody is left behind. A rank
+  of another machine is cut off instead, which is its end: see `peers.py`.
+- When torchrun is gone, which would have ended the ranks together, the server drains; so it does
+  when another rank is told to end.
 """
 
 import logging
@@ -19,19 +21,22 @@ from httpd.service import State
 from runtime.inbox import Wakeup
 from runtime.lifecycle import Failure, Lifecycle
 from runtime.ranks.facts import Facts, difference
-from runtime.ranks.links import Link, LinkClosed, RanksError, StepSender
-from runtime.ranks.meeting import await_ranks
-from runtime.ranks.rank import LOOPBACK, Rank
+from runtime.ranks.links import Link, LinkClosed, Message, RanksError, StepSender
+from runtime.ranks.meeting import await_ranks, listen_on
+from runtime.ranks.network import host_of_rank_0
+from runtime.ranks.rank import Rank
 from runtime.ranks.stopped import StoppedRanks
-from runtime.ranks.watch import Watched
+from runtime.ranks.watch import DRAIN, Watched
 from runtime.worker import TICK_S, Pulse
 
 log = logging.getLogger(__name__)
 
 MEET_S: Final = 60.0  # for all processes to start, on a busy machine
 _FACTS_S: Final = 30.0
+_UNTIL_WATCHED_S: Final = 150  # all of the above and below, and the start of threads
 _CLEAN_END_S: Final = 9.0  # for the others to end once they were told
 _FAILED_END_S: Final = 2.0
+_REST_S: Final = 30  # more than what follows takes
 _LAST_WORDS_S: Final = 1.0  # for a rank to say why the engine thread lost it
 
 
@@ -42,6 +47,7 @@ class RankZero:
     links: Sequence[Link]  # the ranks thread's
     steps: StepSender  # the engine thread's
     listening: socket.socket  # the engine thread's: where the ranks' tensors find each other
+    local_size: int  # ranks of this machine
 
     @property
     def size(self) -> int:
@@ -54,9 +60,10 @@ def gather_ranks(rank: Rank, facts: Facts) -> RankZero:
 
     Raises RanksError where one does not come, or differs; then all others end, too.
     """
-    links, steps = await_ranks(rank.job, rank.size, MEET_S)
-    stopped = StoppedRanks(rank.job, range(1, rank.size))
+    links, steps = await_ranks(rank, MEET_S)
+    stopped = StoppedRanks(rank, range(1, rank.size))
     for link in links:
+        link.peer.renew(_UNTIL_WATCHED_S)
         try:
             theirs = link.wait(_FACTS_S, stopped.check)
         except LinkClosed as error:
@@ -65,9 +72,9 @@ def gather_ranks(rank: Rank, facts: Facts) -> RankZero:
         if different is not None:
             _tell_all(links, {"end": 1})
             raise RanksError(different)
-    listening = socket.create_server((LOOPBACK, 0), backlog=2 * rank.size)
-    _tell_all(links, {"store_port": listening.getsockname()[1]})
-    return RankZero(links, steps, listening)
+    listening = listen_on(host_of_rank_0(rank))
+    _tell_all(links, {"store": listening.getsockname()[:2]})
+    return RankZero(links, steps, listening, rank.local_size)
 
 
 class LeaderLoop:
@@ -116,6 +123,10 @@ class LeaderLoop:
 
     def _take(self, watched: Watched) -> None:
         for message in watched.receive():
+            if message == DRAIN:
+                log.info("%s was told to end: the server drains", watched.link.peer)
+                self._lifecycle.drain()
+                continue
             raise RanksError(f"{watched.link.peer} failed: {message.get('failed', message)}")
 
     def _hear_last_words(self) -> None:
@@ -133,15 +144,18 @@ class LeaderLoop:
                         return
 
     def _end_all(self, code: int) -> None:
+        for watched in self._watched:
+            watched.link.peer.renew(_REST_S)
         _tell_all([watched.link for watched in self._watched], {"end": code})
         deadline = time.monotonic() + (_FAILED_END_S if code else _CLEAN_END_S)
         for watched in self._watched:
-            if not watched.link.peer.wait_end(deadline - time.monotonic()):
-                log.warning("%s did not end and is killed", watched.link.peer)
-                watched.link.peer.kill()
+            peer = watched.link.peer
+            if not peer.wait_end(deadline - time.monotonic()):
+                peer.kill()
+                log.warning("%s did not end; %s", peer, peer.fate)
 
 
-def _tell_all(links: Sequence[Link], message: dict[str, int]) -> None:
+def _tell_all(links: Sequence[Link], message: Message) -> None:
     for link in links:
         try:
             link.send(message)

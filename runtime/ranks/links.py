@@ -1,11 +1,12 @@
-"""How ranks of one machine talk: two sockets between rank 0 and each other rank.
+"""How ranks talk: two sockets between rank 0 and each other rank.
 
 One carries step descriptors, from rank 0's engine thread to the other's: whoever waits for one
 sleeps in the kernel, and wakes as fast as that can. The other carries lines of JSON both ways:
 facts at the start, signs of life, the reason of an end.
 
 Guarantees
-- Both are Unix sockets: a closed one tells at once that its process is gone.
+- Both are Unix sockets on one machine, and TCP between two: a closed one tells at once that its
+  process is gone. Where a network is cut nothing tells it, but silence: see `watch.py`.
 - Each end of a socket is written by one thread.
 
 How they come about is `meeting.py`'s. Knows neither what is in a descriptor beyond its header nor
@@ -13,19 +14,17 @@ what facts mean.
 """
 
 import json
-import os
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from engine.descriptor import H_VERSION, H_WORDS, HEADER_WORDS, VERSION
 from engine.request import Int32Array
+from runtime.ranks.peers import RankPeer
 
 Message = dict[str, Any]
 
@@ -42,46 +41,10 @@ class LinkClosed(Exception):
     """The other end is gone."""
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped this process; False where there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
-
-
-class RankProcess:
-    """The process at the other end of a link. Safe from any thread: nothing changes."""
-
-    def __init__(self, rank: int, pid: int) -> None:
-        self.rank, self.pid = rank, pid
-        self._fd = os.pidfd_open(pid)  # of this process even when its number is given anew
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} (process {self.pid})"
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped it, so that it does nothing until another one comes."""
-        return is_stopped(self.pid)
-
-    def kill(self) -> None:
-        """Ends it, if it still runs."""
-        try:
-            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended already
-
-    def wait_end(self, timeout_s: float) -> bool:
-        """True once the process has ended."""
-        return bool(select.select([self._fd], [], [], max(0.0, timeout_s))[0])
-
-
 class Link:
     """Lines of JSON to and from one peer. Owned by one thread."""
 
-    def __init__(self, peer: RankProcess, connection: socket.socket) -> None:
+    def __init__(self, peer: RankPeer, connection: socket.socket) -> None:
         self.peer = peer
         self._socket = connection
         self._pending = b""  # of a line

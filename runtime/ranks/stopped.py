@@ -1,7 +1,8 @@
 """How a rank learns that another one was stopped by a signal before they have met.
 
 Until then there is no link whose silence could tell. But /proc has all processes of this machine,
-and those of a job have what torchrun told them in their environment.
+and those of a job have what torchrun told them in their environment. Of another machine's ranks it
+knows nothing: they are missed when the time to meet is over.
 """
 
 import time
@@ -9,7 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from runtime.ranks.links import RankProcess, RanksError, is_stopped
+from runtime.ranks.links import RanksError
+from runtime.ranks.peers import RankProcess, is_stopped
 from runtime.ranks.rank import Rank
 
 LOOK_S: Final = 1.0
@@ -20,8 +22,12 @@ _LOOKS: Final = 3
 class StoppedRanks:
     """Looks after some ranks of a job. Owned by the main thread."""
 
-    def __init__(self, job: str, ranks: Collection[int]) -> None:
-        self._job, self._ranks = job, ranks
+    def __init__(self, place: Rank, ranks: Collection[int]) -> None:
+        """
+        place  of this process
+        ranks  those to look after, of which the ones on other machines cannot be seen
+        """
+        self._job, self._ranks = place.job, set(ranks) & set(place.near)
         self._looks: dict[int, int] = {}  # by process, that in a row have found it stopped
         self._next_s = time.monotonic() + LOOK_S  # ranks that come as they should look at nothing
 

@@ -2,8 +2,8 @@
 
 Rules
 - Every rank says every second that it lives, on its link to rank 0, and rank 0 on each of its own.
-- A silent process that a signal has stopped does not come back by itself: it is ended soon. One
-  that is merely silent may be starved of processor time, and gets longer.
+- What silence means, and how long it may be, depends on where the peer is: see `peers.py`.
+- Each sign of life is for the kernel, too, where the peer could not end this process.
 - A thread that hangs inside a living process is its own watchdog's to find.
 """
 
@@ -14,9 +14,8 @@ from typing import Final
 from runtime.ranks.links import Link, LinkClosed, Message, RanksError
 
 BEAT_S: Final = 1.0
-_STOPPED_S: Final = 3.0
-_SILENT_S: Final = 30.0
 BEAT: Final[Message] = {"beat": 1}
+DRAIN: Final[Message] = {"drain": 1}  # a rank above 0 was told to end: rank 0 decides
 
 
 class Watched:
@@ -39,19 +38,23 @@ class Watched:
 
     def beat(self) -> None:
         """Says that this process lives, when it is time to. Raises RanksError as `receive`."""
+        self.link.peer.renew()
         now_s = self._clock()
         if now_s - self._told_s >= BEAT_S:
             self._told_s = now_s
-            try:
-                self.link.send(BEAT)
-            except LinkClosed as error:
-                raise RanksError(f"{self.link.peer} takes no word ({error})") from error
+            self.tell(BEAT)
+
+    def tell(self, message: Message) -> None:
+        """Raises RanksError as `receive`."""
+        try:
+            self.link.send(message)
+        except LinkClosed as error:
+            raise RanksError(f"{self.link.peer} takes no word ({error})") from error
 
     def check(self) -> None:
         """Raises RanksError where the peer is silent too long, and ends it."""
         silent_s, peer = self._clock() - self._heard_s, self.link.peer
-        if silent_s < _STOPPED_S or (silent_s < _SILENT_S and not peer.is_stopped):
-            return
-        how = "is stopped by a signal" if peer.is_stopped else "gives no sign of life"
-        peer.kill()
-        raise RanksError(f"{peer} {how}, for {silent_s:.0f} s now; it was killed")
+        meaning = peer.meaning(silent_s)
+        if meaning is not None:
+            peer.kill()
+            raise RanksError(f"{peer} {meaning}, for {silent_s:.0f} s now; {peer.fate}")

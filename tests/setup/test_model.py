@@ -65,6 +65,17 @@ def test_a_failure_leaves_no_half_model(machine: Machine, failing: str) -> None:
     assert (model.prepare_default() / "config.json").is_file()
 
 
+def test_prepare_says_where_the_model_is_or_what_failed(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.failing = "download"
+    assert model.main() == 1
+    assert "error: the default model could not be prepared" in capsys.readouterr().err
+    machine.failing = ""
+    assert model.main() == 0
+    assert str(model.default_folder()) in capsys.readouterr().err
+
+
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER = 4, 2, 8, 32, 48
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "1", "2", "ab"]
 
