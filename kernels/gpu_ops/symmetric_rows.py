@@ -121,6 +121,8 @@ def reason_against(size: int, dtype: torch.dtype, device: torch.device, ranks: i
     """Why sums of such rows cannot be fused, as far as this rank knows; empty if they can."""
     if not 2 <= ranks <= MAX_RANKS:
         return f"{ranks} ranks, of which 2 to {MAX_RANKS} are taken"
+    if int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) != ranks:  # torchrun's
+        return "the ranks are on several machines"
     if dtype not in _DTYPES or size % 8 or not 0 < size <= _MAX_SIZE:
         return f"rows of {size} x {str(dtype).removeprefix('torch.')} are not taken"
     if torch.cuda.get_device_capability(device) < (9, 0):

@@ -171,3 +171,14 @@ def test_the_kernel_compiles(ranks: int, size: int, element_bytes: int) -> None:
         "VECTORS": 1, "MAX_ROWS": MAX_ROWS, "PATIENCE_S": 120,
     }  # fmt: skip
     assert compiled("reduce_norm.cu", "sm_90", macros)[:4] == b"\x7fELF"
+
+
+def test_ranks_on_several_machines_have_no_memory_in_common(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert reason_against(64, torch.float32, CUDA, 4) == ""
+    assert "several machines" in reason_against(64, torch.float32, CUDA, 8)
