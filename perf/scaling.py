@@ -5,8 +5,8 @@ the arithmetic; it reads its part of the keys and values; and it waits for one a
 attention and one after the MLP of every layer, one for the embedding and a gather of logits. The
 rank with the largest part says how long: parts are those that serving deals out.
 
-What an H200 does was measured. What NVLink and NCCL take is *assumed* until `perf.bench_tp` has
-measured it on several GPUs; each constant says which it is.
+What an H200 does was measured, and what a sum of two takes (perf.bench_tp); what more than two take
+is *assumed*; each constant says which it is.
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +24,9 @@ from engine.sharding import Share, share_of
 
 MEMORY_BYTES_S: Final = 4.1e12  # measured: bytes of a decode step
 FLOP_S: Final = 664e12  # measured: bf16 products, sustained
-LINK_BYTES_S: Final = 360e9  # assumed: 0.8 of NVLink's 450 GB/s each way, as NCCL reaches on 8 GPUs
-LATENCY_S: Final = {1: 0.0, 2: 7e-6, 4: 9e-6, 8: 12e-6}  # assumed: of a small all-reduce in a graph
+LINK_BYTES_S: Final = 280e9  # measured on two H200s: sums of 256 x 5,120, by stores to the peer
+# Of a small sum in a graph, its norm included: measured on two H200s, assumed of more.
+LATENCY_S: Final = {1: 0.0, 2: 3.9e-6, 4: 5e-6, 8: 7e-6}
 ITEM: Final = ITEM_BYTES["bfloat16"]
 
 
