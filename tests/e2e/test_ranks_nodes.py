@@ -131,7 +131,10 @@ def is_there(pid: int, folder: Path) -> bool:
 
 def listens_on(pid: int) -> set[str]:
     """The addresses at which this process can be reached."""
-    files = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    files = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was just closed
+            files.add(os.readlink(each))
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
