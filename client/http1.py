@@ -61,7 +61,7 @@ class _Connection(asyncio.Protocol):
             if isinstance(event, h11.Data):
                 parts.append(event.data)
             elif isinstance(event, h11.Response):
-                answer.head.set_result(Head(event.status_code, list(event.headers)))
+                answer.begin(Head(event.status_code, list(event.headers)))
             elif isinstance(event, h11.EndOfMessage):
                 is_end = True
             elif isinstance(event, h11.ConnectionClosed):

@@ -81,7 +81,7 @@ class _Connection(asyncio.Protocol):
         if stream is None:
             return
         if isinstance(event, h2.events.ResponseReceived):
-            stream.head.set_result(_head_of(event.headers))
+            stream.begin(_head_of(event.headers))
         elif isinstance(event, h2.events.DataReceived) and event.data:
             stream.put(event.data)
         elif isinstance(event, h2.events.StreamEnded):

@@ -28,11 +28,15 @@ class Answer(httpx.AsyncByteStream):
     def __init__(self, leave: Callable[[], None]) -> None:
         """leave  is told that nobody reads on, whether the answer has ended or not"""
         self._leave = leave
-        self.head: asyncio.Future[Head] = asyncio.Future()
+        self._head: asyncio.Future[Head] = asyncio.Future()
         self.ended = False
         self._parts: list[bytes] = []  # that have come and are not read
         self._waiting: asyncio.Future[None] | None = None  # for more of them
         self._error: httpx.HTTPError | None = None
+
+    def begin(self, head: Head) -> None:
+        if not self._head.done():  # else whoever waited was cancelled a moment ago
+            self._head.set_result(head)
 
     def put(self, part: bytes) -> None:
         self._parts.append(part)
@@ -48,9 +52,9 @@ class Answer(httpx.AsyncByteStream):
 
     def fail(self, error: httpx.HTTPError) -> None:
         self._error = error
-        if not self.head.done():
-            self.head.set_exception(error)
-            self.head.exception()  # nobody may be waiting for it
+        if not self._head.done():
+            self._head.set_exception(error)
+            self._head.exception()  # nobody may be waiting for it
         self.end()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -69,7 +73,7 @@ class Answer(httpx.AsyncByteStream):
 
     async def response(self, version: str) -> httpx.Response:
         """Waits for the head. Raises httpx.HTTPError."""
-        head = await self.head
+        head = await self._head
         extensions: dict[str, Any] = {"http_version": version.encode()}
         return httpx.Response(head.status, headers=head.headers, stream=self, extensions=extensions)
 
