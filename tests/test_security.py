@@ -24,6 +24,7 @@ NOT_IMPORTED = (
     "starlette.staticfiles", "starlette.responses.FileResponse", "starlette.endpoints",
     "jinja2.Environment", "jinja2.Template", "zmq", "yaml", "requests", "urllib.request",
 )  # fmt: skip
+IMPORTED = {"urllib.request.getproxies", "urllib.request.proxy_bypass"}  # which ask nobody
 
 
 def source() -> Iterator[tuple[Path, ast.Module]]:
@@ -66,7 +67,8 @@ def test_nothing_is_imported_that_opens_a_door() -> None:
         f"{file}:{line} imports {target}"
         for file, _ in source()
         for line, target in imported_names(file)
-        if any(f"{target}.".startswith(f"{name}.") for name in NOT_IMPORTED)
+        if target not in IMPORTED
+        and any(f"{target}.".startswith(f"{name}.") for name in NOT_IMPORTED)
     ]
     assert not wrong, "\n".join(wrong)
 
