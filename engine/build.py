@@ -72,7 +72,7 @@ def _load(config: EngineConfig, progress: Progress, group: RankGroup | None) -> 
     share = share_of(shape) if group is None else share_of(shape, group.rank, group.size)
     if group is not None and device.type == "cuda":
         refuse_uneven_memory(group, device)
-    refuse_beyond_memory(config, share, device)
+    refuse_beyond_memory(config, share, device, _ranks_here(group))
     eos_ids(config.model)  # its files may be broken: better told now than after the weights
     _, model = load_model(
         config.model,
@@ -155,7 +155,7 @@ def _built(config: EngineConfig, model: Decoder) -> _Built:
 
 
 def _on_cpu(config: EngineConfig, model: Decoder) -> _Built:
-    ranks = _ranks(model.group)
+    ranks = _ranks_here(model.group)
     # The host tiers take their memory as they are filled.
     available = max(0, available_bytes() - ranks * host_bytes(config))
     budget = pool_budget(config, available, on_cpu=True) // ranks
@@ -179,9 +179,9 @@ def _rank_sums(group: RankGroup | None) -> str:
     return "apart" if group.fused is None else "fused"
 
 
-def _ranks(group: RankGroup | None) -> int:
+def _ranks_here(group: RankGroup | None) -> int:
     """Ranks that share this machine's memory and processors."""
-    return 1 if group is None else group.size
+    return 1 if group is None else group.local_size
 
 
 def _host_slots(config: EngineConfig, model: Decoder) -> int:

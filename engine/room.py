@@ -33,8 +33,14 @@ def refuse_uneven_memory(group: RankGroup, device: torch.device) -> None:
         )
 
 
-def refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.device) -> None:
-    """Raises ModelError for a model that would fail half-way through loading, or be killed."""
+def refuse_beyond_memory(
+    config: EngineConfig, share: Share, device: torch.device, ranks: int
+) -> None:
+    """Raises ModelError for a model that would fail half-way through loading, or be killed.
+
+    share  this rank's, of whatever machine
+    ranks  that share this machine's memory
+    """
     shape = share.config
     dtype = resolve_dtype(config.dtype, shape, device)
     model = outline(share, dtype, asked_context(config, shape))
@@ -44,7 +50,7 @@ def refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.devic
     pool = pages * page_bytes(shape, config.page_size, dtype)
     on_cuda = device.type == "cuda"
     # On a CPU the ranks share the machine's memory.
-    free = torch.cuda.mem_get_info(device)[0] if on_cuda else available_bytes() // share.size
+    free = torch.cuda.mem_get_info(device)[0] if on_cuda else available_bytes() // ranks
     if weights + pool > free:
         kept = f"{pool / 1e9:.1f} GB of keys and values"
         if config.max_kv_tokens is not None:
@@ -54,7 +60,7 @@ def refuse_beyond_memory(config: EngineConfig, share: Share, device: torch.devic
             f"{kept} are needed, but {free / 1e9:.1f} GB of memory are free on {device}"
         )
     host_slots(config, page_bytes(shape, config.page_size, dtype))  # is it enough for a page?
-    _refuse_host_beyond_memory(config, share.size, beside=0 if on_cuda else weights + pool)
+    _refuse_host_beyond_memory(config, ranks, beside=0 if on_cuda else weights + pool)
 
 
 def _refuse_host_beyond_memory(config: EngineConfig, ranks: int, *, beside: int) -> None:

@@ -47,6 +47,7 @@ class ThreadGroup:
 
     def __init__(self, ranks: ThreadRanks, rank: int) -> None:
         self.rank, self.size, self._ranks = rank, ranks.size, ranks
+        self.local_size = ranks.size
         self.fused: FusedSum | None = None
         self.gathered_bytes = 0
         self._exchanges = 0

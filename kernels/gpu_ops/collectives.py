@@ -26,11 +26,13 @@ class FusedSum(Protocol):
 class RankGroup(Protocol):
     """The ranks that hold a model together. Owned by the engine thread.
 
-    fused  None where sums and norms are apart
+    local_size  ranks that share this machine's memory and processors, this one included
+    fused       None where sums and norms are apart
     """
 
     rank: int
     size: int
+    local_size: int
 
     @property
     def fused(self) -> FusedSum | None: ...

@@ -4,6 +4,7 @@ Imported where there are several ranks alone: torch.distributed brings torch's c
 """
 
 import logging
+import os
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,14 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))  # torchrun's
         self.fused: FusedSum | None = None
 
     def fuse_norms(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         reason = f"the ranks are on {device.type}"
-        if device.type == "cuda":
+        if self.local_size != self.size:
+            reason = "the ranks are on several machines"
+        elif device.type == "cuda":
             # Only where there is a device: it brings the compiler of kernels along.
             from gpu_ops.symmetric_rows import make_symmetric_rows
 

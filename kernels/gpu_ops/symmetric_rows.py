@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
-from gpu_ops.cuda_ops import element_bytes, norm_shape
+from gpu_ops.cuda_ops import norm_shape
 
 Tensor = torch.Tensor
 
@@ -67,7 +67,7 @@ class SymmetricRows:
         self._held = memory, held  # peers write into it
         self._peers = struct.pack("8Q", *peers, *[0] * (MAX_RANKS - len(peers)))
         self._threads, _ = norm_shape(size)
-        self._run = _kernel(len(peers), size, element_bytes(memory.new_empty(0, dtype=dtype)))
+        self._run = _kernel(len(peers), size, dtype.itemsize)
         self.max_rows = min(
             MAX_ROWS,
             # Blocks wait for the peers' blocks, so all must be resident.
@@ -105,7 +105,8 @@ def make_symmetric_rows(
 ) -> tuple[SymmetricRows | None, str]:
     """For rows of `size` elements, between all ranks' GPUs; or None and why.
 
-    Every rank calls it, and gets one or gets none as all others do; blocks until all have.
+    All ranks are of one machine. Every rank calls it, and gets one or gets none as all others do;
+    blocks until all have.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # Agreed on first: nobody may wait in a rendezvous for one that does not come.
@@ -121,8 +122,6 @@ def reason_against(size: int, dtype: torch.dtype, device: torch.device, ranks: i
     """Why sums of such rows cannot be fused, as far as this rank knows; empty if they can."""
     if not 2 <= ranks <= MAX_RANKS:
         return f"{ranks} ranks, of which 2 to {MAX_RANKS} are taken"
-    if int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) != ranks:  # torchrun's
-        return "the ranks are on several machines"
     if dtype not in _DTYPES or size % 8 or not 0 < size <= _MAX_SIZE:
         return f"rows of {size} x {str(dtype).removeprefix('torch.')} are not taken"
     if torch.cuda.get_device_capability(device) < (9, 0):
