@@ -23,9 +23,13 @@ _LOOK_S: Final = 0.02  # between two looks at the loop's lag
 _USERS_A_THREAD: Final = 32  # at 75 events a second of each, a sixth of a processor's time
 
 
-def threads_for(users: int, processors: int | None = os.process_cpu_count()) -> int:
-    """How many load threads suit: one for 32 users; half of the processors are left to others."""
-    return max(1, min(math.ceil(users / _USERS_A_THREAD), (processors or 1) // 2))
+def threads_for(users: int, processors: int | None = None) -> int:
+    """How many load threads suit: one for 32 users; half of the processors are left to others.
+
+    processors  None: those that this process may use
+    """
+    processors = processors or len(os.sched_getaffinity(0))
+    return max(1, min(math.ceil(users / _USERS_A_THREAD), processors // 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Whether a load's own threads kept up: told by what they did, not by what the server did."""
 
 import asyncio
+import os
 import time
 
 import pytest
@@ -14,6 +15,11 @@ from client.bench.strain import BUSY_SHARE, LAG_MS, Strain, threads_for, watchin
 )
 def test_threads_follow_users_and_processors(users: int, processors: int, threads: int) -> None:
     assert threads_for(users, processors) == threads
+
+
+def test_threads_leave_half_of_what_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
+    assert threads_for(512) == 2
 
 
 def test_the_worst_thread_is_told() -> None:
