@@ -132,6 +132,7 @@ def active_experts(executor: CudaExecutor, batch: int) -> float:
         layer.mlp.router = counting(layer.mlp.router)  # type: ignore[assignment]
     with torch.inference_mode():
         executor._rows.decode_rows[:batch] = torch.arange(batch, device="cuda")
+        executor._decode.ring.leave(None)  # else a former step's changes are made again
         executor._decode._forward(batch)
     return statistics.mean(found)
 
