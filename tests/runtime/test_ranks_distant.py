@@ -55,14 +55,17 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 class FakeInvitations:
     """torchrun's store, for one job. Safe from any thread."""
 
-    invitation: Invitation | None = None  # replaced whole
-    withdrawn = False
+    def __init__(self) -> None:
+        self.invitation: Invitation | None = None  # replaced whole
+        self.withdrawn = False
+        self._invited = threading.Event()
 
     def __call__(self, _place: Rank) -> "FakeInvitations":
         return self
 
     def invite(self, invitation: Invitation) -> None:
         self.invitation = invitation
+        self._invited.set()
 
     def withdraw(self) -> None:
         self.withdrawn = True
@@ -71,8 +74,7 @@ class FakeInvitations:
         return self.invitation
 
     def wait(self) -> Invitation:
-        while self.invitation is None:
-            time.sleep(0.001)
+        assert self._invited.wait(SOON_S) and self.invitation is not None
         return self.invitation
 
 
