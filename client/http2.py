@@ -62,15 +62,17 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            events = self._h2.receive_data(data)
+            for event in self._h2.receive_data(data):
+                self._take(event)
         except h2.exceptions.ProtocolError as error:
             self.close(f"the server broke the protocol: {error}")
             return
-        for event in events:
-            self._take(event)
         self._flush()
 
     def _take(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.ConnectionTerminated):  # h2 takes and sends no more then
+            self.close("the server ends the connection")
+            return
         if isinstance(event, h2.events.DataReceived) and event.flow_controlled_length:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         if isinstance(event, (h2.events.WindowUpdated, h2.events.RemoteSettingsChanged)):
