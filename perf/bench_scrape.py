@@ -1,6 +1,6 @@
 """What scraping costs throughput: tokens a second with /metrics asked every second, and without.
 
-    python -m perf.bench_scrape
+    python -m perf.bench_scrape --streams 8 --answer-tokens 2500    # answers longer than all of it
     python -m perf.bench_scrape --replay        # the front end alone, as fast as it goes
 
 One server under a steady load of long answers; intervals with and without scrapes alternate (ABBA),
@@ -24,8 +24,6 @@ from client.target import Target
 from perf.results import save
 from perf.serving import Served, serving
 from runtime.setup.model import default_folder
-
-ANSWER_TOKENS = 512
 
 
 @dataclass
@@ -71,11 +69,13 @@ def interval(client: httpx.Client, intervals: Intervals, seconds: int, scraped: 
     (intervals.scraped if scraped else intervals.plain).append(rate)
 
 
-def measure(served: Served, streams: int, pairs: int, seconds: int) -> Intervals:
+def measure(
+    served: Served, streams: int, answer_tokens: int, pairs: int, seconds: int
+) -> Intervals:
     """Raises RuntimeError where the load ended, or failed, before the measuring did."""
     maker = PromptMaker(as_ids=True)
     # Said again and again: the replayed engine ends a hundred a second.
-    sessions = 100 * random_lengths(maker, 0, 8_000, (16, 32), (ANSWER_TOKENS, ANSWER_TOKENS))
+    sessions = 100 * random_lengths(maker, 0, 8_000, (16, 32), (answer_tokens,) * 2)
     target = Target(served.url, served.model)
     load = LoadThread(Asking(target, Sampling(chat=False)), sessions, streams)
     thread, intervals = load.start(time.perf_counter()), Intervals()
@@ -94,18 +94,32 @@ def measure(served: Served, streams: int, pairs: int, seconds: int) -> Intervals
 
 @click.command()
 @click.option("--streams", default=32, show_default=True)
+@click.option("--answer-tokens", default=512, show_default=True)
 @click.option("--pairs", default=12, show_default=True, help="Of intervals with and without.")
 @click.option("--seconds", default=5, show_default=True, help="Of an interval.")
 @click.option("--replay", is_flag=True, help="A server whose engine only replays text.")
 @click.option("--name", default="bench_scrape", show_default=True, help="Of the result.")
-def main(streams: int, pairs: int, seconds: int, replay: bool, name: str) -> None:
+def main(
+    streams: int, answer_tokens: int, pairs: int, seconds: int, replay: bool, name: str
+) -> None:
     """Measures throughput with and without scrapes."""
     flags = ["--step-ms", "0"] if replay else ["--model", str(default_folder())]
     with serving(flags, "perf.frontend_server" if replay else "runtime.serve") as served:
-        figures = measure(served, streams, pairs, seconds).figures()
+        figures = measure(served, streams, answer_tokens, pairs, seconds).figures()
     for key, value in figures.items():
         print(f"{key}: {value:.4g}")
-    print(save(name, {"streams": streams, "seconds": seconds, "replay": replay, **figures}))
+    print(
+        save(
+            name,
+            {
+                "streams": streams,
+                "answer_tokens": answer_tokens,
+                "seconds": seconds,
+                "replay": replay,
+                **figures,
+            },
+        )
+    )
 
 
 if __name__ == "__main__":
