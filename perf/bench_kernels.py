@@ -3,7 +3,7 @@
     python -m perf.bench_kernels [--sweep]
 
 Cold L2, medians. Attention reads one step's keys and values of one layer: equal lengths, and the
-live batch of the offline workload (PERF.md) after 70, 400 and 800 decode steps. --sweep tries every
+live batch of the offline workload (perf/workloads.py) after 70, 400 and 800 decode steps. --sweep tries every
 way of sharing the work out. The JSON holds the measured copy and matrix rates beside the times.
 """
 
@@ -29,7 +29,7 @@ from perf.results import save
 Tensor = torch.Tensor
 
 PAGE_SIZE: Final = 64
-FLOOR_TB_S: Final = 4.1  # PERF.md's roof
+FLOOR_TB_S: Final = 4.1  # of a decode step, reachable
 SWEEP: Final = (
     DecodeTuning(8),
     DecodeTuning(8, ring_bytes=160_000),

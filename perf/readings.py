@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from perf.serving import Served
 

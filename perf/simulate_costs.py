@@ -32,7 +32,7 @@ class StepCosts:
         return self.step + decoding + self.prefill_token * prefill_tokens
 
 
-# From perf/results/bench_step_*.json and the decode table of PERF.md (one H200, context 600): the
+# From perf/results/bench_step_*.json and bench_decode_graph_14B_*.json (one H200, context 600): the
 # step at batch 1; keys and values at 4.1 TB/s; the rest at batch 256, a row each; prefill over all
 # 142,827 tokens of the offline workload. At batch 128 this says 13.8 ms for 14B; 13.2 is measured.
 # Copies: the 112 and 160 KiB of a token's keys and values at 53.5 GB/s (perf.bench_cache: 54.0 to

@@ -1,4 +1,4 @@
-"""The models and workloads of PERF.md, without a checkpoint or a tokenizer."""
+"""The models and workloads that are measured, without a checkpoint or a tokenizer."""
 
 import json
 import random

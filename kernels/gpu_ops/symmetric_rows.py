@@ -12,8 +12,9 @@ does, a kernel gives up after `PATIENCE_S`: a launch failure, which the process 
 import functools
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from gpu_ops.cuda_launch import Kernel, kernel, multiprocessors
 from gpu_ops.cuda_ops import norm_shape
 
 Tensor = torch.Tensor
+Made = TypeVar("Made")
 
 MAX_ROWS: Final = 256
 MAX_RANKS: Final = 8
@@ -113,7 +115,12 @@ def make_symmetric_rows(
     reason = _first_of_all(reason_against(size, dtype, device, ranks))
     if reason:
         return None, reason
-    rows, reason = _try_make(rank, Memory(ranks, size, dtype.itemsize), dtype, device)
+    memory = Memory(ranks, size, dtype.itemsize)
+    own, reason = _attempt(lambda: _allocate(memory, device))
+    reason = _first_of_all(reason)
+    if own is None or reason:
+        return None, reason
+    rows, reason = _attempt(lambda: _exchange(rank, size, dtype, own))
     reason = _first_of_all(reason)
     return (None, reason) if reason else (rows, "")
 
@@ -141,22 +148,32 @@ def _first_of_all(reason: str) -> str:
     return next((str(one) for one in told if one), "")
 
 
-def _try_make(
-    rank: int, memory: Memory, dtype: torch.dtype, device: torch.device
-) -> tuple[SymmetricRows | None, str]:
+def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
+    """What it makes, or None and why not: whatever it is, NCCL can do without."""
+    try:
+        return make(), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _allocate(memory: Memory, device: torch.device) -> Tensor:
     # A heavy module, and an optional one: torch calls it alpha.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    try:
-        own = symmetric_memory.empty(memory.bytes, dtype=torch.uint8, device=device)
-        own[: memory.header_bytes].zero_()
-        torch.cuda.synchronize(device)  # zero before any peer can know where it is
-        group = dist.group.WORLD
-        assert group is not None
-        handle = symmetric_memory.rendezvous(own, group)
-        offset = own.data_ptr() - handle.buffer_ptrs[rank]  # in torch's own allocation
-        peers = [start + offset for start in handle.buffer_ptrs]
-        return SymmetricRows(rank, memory.size, dtype, own, peers, handle), ""
-    except Exception as error:  # whatever it is, NCCL can do without
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    own = symmetric_memory.empty(memory.bytes, dtype=torch.uint8, device=device)
+    own[: memory.header_bytes].zero_()
+    torch.cuda.synchronize(device)  # zero before any peer can know where it is
+    return own
+
+
+def _exchange(rank: int, size: int, dtype: torch.dtype, own: Tensor) -> SymmetricRows:
+    """Blocks until all ranks have called it."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    group = dist.group.WORLD
+    assert group is not None
+    handle = symmetric_memory.rendezvous(own, group)
+    offset = own.data_ptr() - handle.buffer_ptrs[rank]  # in torch's own allocation
+    peers = [start + offset for start in handle.buffer_ptrs]
+    return SymmetricRows(rank, size, dtype, own, peers, handle)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_ops import reference, symmetric_rows
-from gpu_ops.collectives import FusedSum, reduce_add_rms_norm_
+from gpu_ops.collectives import reduce_add_rms_norm_
 from gpu_ops.cuda_compile import compiled
 from gpu_ops.process_group import ProcessGroup
 from gpu_ops.symmetric_rows import MAX_ROWS, Memory, reason_against
@@ -104,10 +104,10 @@ def test_gpus_without_symmetric_memory_warn_and_go_on(
 ) -> None:
     monkeypatch.setattr(symmetric_rows, "reason_against", lambda *_: "")
 
-    def refuse(*_: object) -> tuple[FusedSum | None, str]:
-        return None, "RuntimeError: no fabric"
+    def refuse(*_: object) -> Tensor:
+        raise RuntimeError("no fabric\nand more")
 
-    monkeypatch.setattr(symmetric_rows, "_try_make", refuse)
+    monkeypatch.setattr(symmetric_rows, "_allocate", refuse)
     alone.fuse_norms(64, torch.float32, CUDA)
     assert alone.fused is None
     (record,) = caplog.records
@@ -123,13 +123,33 @@ def test_one_rank_that_cannot_keeps_all_from_it(
     def gathered(told: list[object], own: object) -> None:
         told[:] = [own, "cuda:1 does not reach its peers' memory"]
 
-    def never(*_: object) -> tuple[FusedSum | None, str]:
+    def never(*_: object) -> Tensor:
         raise AssertionError("rank 1 is not there")
 
     monkeypatch.setattr(dist, "all_gather_object", gathered)
-    monkeypatch.setattr(symmetric_rows, "_try_make", never)
+    monkeypatch.setattr(symmetric_rows, "_allocate", never)
     made = symmetric_rows.make_symmetric_rows(64, torch.float32, CUDA)
     assert made == (None, "cuda:1 does not reach its peers' memory")
+
+
+def test_one_rank_without_memory_keeps_all_from_the_rendezvous(
+    alone: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symmetric_rows, "reason_against", lambda *_: "")
+    monkeypatch.setattr(symmetric_rows, "_allocate", lambda *_: torch.zeros(8))
+    told: list[str] = []
+
+    def gathered(of_all: list[object], own: object) -> None:
+        told.append(str(own))
+        of_all[:] = [own, "OutOfMemoryError: none left" if len(told) == 2 else ""]
+
+    def never(*_: object) -> None:
+        raise AssertionError("rank 1 does not come")
+
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    monkeypatch.setattr(symmetric_rows, "_exchange", never)
+    made = symmetric_rows.make_symmetric_rows(64, torch.float32, CUDA)
+    assert made == (None, "OutOfMemoryError: none left") and told == ["", ""]
 
 
 @pytest.mark.parametrize(
