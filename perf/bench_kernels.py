@@ -3,8 +3,9 @@
     python -m perf.bench_kernels [--sweep]
 
 Cold L2, medians. Attention reads one step's keys and values of one layer: equal lengths, and the
-live batch of the offline workload (perf/workloads.py) after 70, 400 and 800 decode steps. --sweep tries every
-way of sharing the work out. The JSON holds the measured copy and matrix rates beside the times.
+live batch of the offline workload (perf/workloads.py) after 70, 400 and 800 decode steps. --sweep
+tries every way of sharing the work out. The JSON holds the measured copy and matrix rates beside
+the times.
 """
 
 import random
