@@ -48,24 +48,25 @@ class Intervals:
         }
 
 
-def tokens(client: httpx.Client, intervals: Intervals) -> int:
-    """Sent to clients so far; one scrape."""
+def tokens(client: httpx.Client, intervals: Intervals) -> tuple[int, float]:
+    """Sent to clients so far, and when they were counted: in the middle of one scrape."""
     begun_s = time.perf_counter()
     text = client.get("/metrics").text
-    intervals.scrapes_s.append(time.perf_counter() - begun_s)
+    took_s = time.perf_counter() - begun_s
+    intervals.scrapes_s.append(took_s)
     found = re.search(r"^plait_output_tokens_total (\S+)$", text, re.MULTILINE)
     assert found is not None
-    return int(float(found.group(1)))
+    return int(float(found.group(1))), begun_s + took_s / 2
 
 
 def interval(client: httpx.Client, intervals: Intervals, seconds: int, scraped: bool) -> None:
-    before, begun_s = tokens(client, intervals), time.perf_counter()
+    before, begun_s = tokens(client, intervals)
     for second in range(1, seconds + 1):
         time.sleep(max(0.0, begun_s + second - time.perf_counter()))
         if scraped and second < seconds:
             tokens(client, intervals)
-    took_s = time.perf_counter() - begun_s
-    rate = (tokens(client, intervals) - before) / took_s
+    after, ended_s = tokens(client, intervals)
+    rate = (after - before) / (ended_s - begun_s)
     (intervals.scraped if scraped else intervals.plain).append(rate)
 
 
