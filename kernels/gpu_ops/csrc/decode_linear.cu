@@ -38,14 +38,6 @@ __device__ __forceinline__ void copy_weights(u32 to, const TensorMap* map, int k
         "l"(map), "r"(k), "r"(0), "r"(tile * 4), "r"(shared_address(barrier))
         : "memory");
 }
-__device__ __forceinline__ void copy_columns(u32 to, const TensorMap* map, int k, int column,
-                                             u64* barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-        "l"(map), "r"(k), "r"(column), "r"(shared_address(barrier))
-        : "memory");
-}
 
 __device__ __forceinline__ int split_of_block() {
     u32 rank;
@@ -94,14 +86,14 @@ __device__ __forceinline__ void stream(u32 stages, u64* full, u64* empty, const 
     wait_for_previous();
     let_next_start();
     for (int i = 0; i < ahead; i++)
-        copy_columns(stages + i * STAGE_BYTES + W_BYTES, x, k0 + i * BLOCK_K, column, full + i);
+        copy_tile(stages + i * STAGE_BYTES + W_BYTES, x, k0 + i * BLOCK_K, column, full + i);
     for (int i = ahead; i < blocks; i++) {
         int stage = i % STAGES;
         u32 at = stages + stage * STAGE_BYTES;
         barrier_wait(empty + stage, (i / STAGES + 1) & 1);
         barrier_expect(full + stage, STAGE_BYTES);
         copy_weights(at, weight, k0 + i * BLOCK_K, tile, full + stage);
-        copy_columns(at + W_BYTES, x, k0 + i * BLOCK_K, column, full + stage);
+        copy_tile(at + W_BYTES, x, k0 + i * BLOCK_K, column, full + stage);
     }
 }
 
