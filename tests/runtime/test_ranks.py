@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,15 +41,6 @@ SOON_S = 20.0
 @pytest.fixture
 def job() -> str:
     return secrets.token_hex(8)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """The other ranks' threads, which have ended behind a test."""
-    before = threading.active_count()
-    with ThreadPoolExecutor(3) as threads:
-        yield threads
-    assert threading.active_count() == before
 
 
 def descriptor(step: int, tokens: int) -> StepDescriptor:

@@ -43,15 +43,6 @@ SOON_S = 60.0  # far more than anything here takes, on a busy machine too
 SECRET = b"s" * SECRET_BYTES
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """The other ranks' threads, which have ended behind a test."""
-    before = threading.active_count()
-    with ThreadPoolExecutor(3) as threads:
-        yield threads
-    assert threading.active_count() == before
-
-
 class FakeInvitations:
     """torchrun's store, for one job. Safe from any thread."""
 
