@@ -78,13 +78,15 @@ def execute(config: EngineConfig, place: Rank, group: ProcessGroup) -> None:
     link.close()
 
 
-def compare(expected: Answers, told: Answers) -> float:
-    """The share of tokens up to which answers are the same."""
-    same = 0
+def compare(expected: Answers, told: Answers) -> tuple[float, list[str]]:
+    """The share of tokens up to which answers are the same, and a line for each that is not."""
+    same, differing = 0, []
     for number, ids in expected.items():
-        equal = np.array(ids) == np.array(told[number])
-        same += int(equal.cumprod().sum())
-    return same / (NEW * len(expected))
+        equal = int((np.array(ids) == np.array(told[number])).cumprod().sum())
+        same += equal
+        if equal < NEW:
+            differing.append(f"request {number} from token {equal} on, {KINDS[number % 4]}")
+    return same / (NEW * len(expected)), differing
 
 
 @click.command()
@@ -118,7 +120,7 @@ def main(model: Path, device: str, dtype: Dtype, load_format: LoadFormat) -> Non
         torch.cuda.empty_cache()
     links, others = await_ranks(place, MEET_S)
     engine = build_engine(config, group=group, others=others)
-    share = compare(expected, answers(engine, vocabulary))
+    share, differing = compare(expected, answers(engine, vocabulary))
     engine.close()
     for link in links:
         link.close()
@@ -127,6 +129,8 @@ def main(model: Path, device: str, dtype: Dtype, load_format: LoadFormat) -> Non
         f"{place.size} ranks, {config.device}, {dtype}, sums {sums}: "
         f"{share:.2%} of the tokens are equal"
     )
+    for line in differing:
+        print(line)
     sys.exit(share < 1 and dtype == "float32")
 
 

@@ -54,9 +54,9 @@ def test_products(rows: int, size: int, outputs: int) -> None:
     assert cuda_linear.takes(rows, weight)
     exact = normed(x, norm) @ weight.double().T
     assert_near(cuda_linear.norm_linear(x, norm, EPS, weight), exact, "norm_linear")
-    gate, up = exact.chunk(2, dim=-1)
-    out = cuda_linear.norm_linear_silu_mul(x, norm, EPS, weight / size**0.5)
-    gate, up = gate / size**0.5, up / size**0.5
+    small = weight / size**0.5  # rounded once more, unless the root is a power of two
+    gate, up = (normed(x, norm) @ small.double().T).chunk(2, dim=-1)
+    out = cuda_linear.norm_linear_silu_mul(x, norm, EPS, small)
     assert_silu_mul_near(out, gate, up, "norm_linear_silu_mul")
     residual = random(rows, outputs)
     exact = residual.double() + x.double() @ weight.double().T
