@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from engine.graph_sizes import MOST_ROWS
+
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 
@@ -42,7 +44,7 @@ class EngineConfig:
     host_cache_gib: float = 0.0  # memory for pages that leave the device; 0: they are forgotten
     host_cache_write: Literal["through", "back"] = "through"  # when they are copied there
     overlap: bool | None = None  # plan a step while one runs; None: on where launching is async
-    cuda_graph_max_rows: int = 256  # decode steps of up to so many rows are graphs; 0: none are
+    cuda_graph_max_rows: int = MOST_ROWS  # decode steps of up to so many are graphs; 0: none are
     prefill_attention: Literal["auto", "torch", "flashinfer"] = "auto"  # of CUDA devices
     cpu_threads: int | None = None  # torch's intra-op threads; None: every core (see DESIGN.md)
     seed: int = 0  # of dummy weights, and of a random order

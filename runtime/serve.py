@@ -96,8 +96,8 @@ _PATH: Final = click.Path(path_type=Path)
 @option("--overlap/--no-overlap", "Plan a step while one runs; without either, where it helps.",
          type=bool)  # fmt: skip
 @click.option("--cuda-graph-max-bs", type=int,
-              help="Decode steps of up to so many requests run as CUDA graphs; 256 are the most.  "
-              "[default: --max-running]")  # fmt: skip
+              help="Decode steps of up to so many requests run as CUDA graphs; 1,024 are the most."
+              "  [default: --max-running]")  # fmt: skip
 @click.option("--no-cuda-graph", is_flag=True, help="Launch every decode step kernel by kernel.")
 @option(
     "--prefill-attention",

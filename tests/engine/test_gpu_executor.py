@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.cuda_executor import CudaExecutor
 from engine.descriptor import StepDescriptor
-from engine.graph_sizes import buckets_up_to
+from engine.graph_sizes import MOST_ROWS, buckets_up_to
 from engine.load import load_model
 from engine.request import Request, SamplingParams
 from engine.small_steps import MOST_KEYS_READ
@@ -250,7 +250,7 @@ def test_long_contexts_make_no_small_step(cases: Callable[[str], Expected]) -> N
 
 
 def test_buckets_cover_every_number_of_rows() -> None:
-    assert buckets_up_to(256)[-1] == 256 and buckets_up_to(300)[-1] == 256
+    assert buckets_up_to(300)[-2:] == (256, 300) and buckets_up_to(2000)[-1] == MOST_ROWS
     assert buckets_up_to(6) == (1, 2, 4, 6) and buckets_up_to(1) == (1,)
 
 
