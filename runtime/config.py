@@ -1,6 +1,7 @@
 """Everything an operator can set, checked once and frozen."""
 
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,20 @@ from typing import Final
 from engine.config import EngineConfig
 from httpd.auth import Access, Keyring
 from httpd.parsing.formats import REASONING_CHOICES, TOOLS_CHOICES
+from runtime.gil import is_gil_enabled
 from runtime.logs import FORMATS
 
 MIB: Final = 1 << 20
 CACHE_ISOLATIONS: Final = ("none", "key")
+
+
+def usual_http_loops(processors: int, gil: bool) -> int:
+    """One for four processors, four at most: as many as the others leave busy.
+
+    On 16 processors one loop carries 21,000 tokens a second over HTTP/1.1, four 50,000
+    (perf/results/bench_frontend_loops.json); with a GIL all of them share one processor.
+    """
+    return 1 if gil else max(1, min(4, processors // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,8 @@ class ServerConfig:
     served_model_name: str | None = None  # None: the name of the checkpoint's folder
     tool_call_parser: str = "auto"  # how the model writes calls; auto: as its chat template says
     reasoning_parser: str = "auto"
-    http_loops: int = 1  # each with a thread and connections of its own
+    # Each with a thread and connections of its own.
+    http_loops: int = usual_http_loops(len(os.sched_getaffinity(0)), is_gil_enabled())
     tokenizer_threads: int = 2  # templates and encoding are a small part of a request's work
     max_queued: int = 2048  # requests beyond the running ones, before clients are told to wait
     max_queued_tokens: int = 1 << 22  # of their prompts: 2,048 for each of the queue's places

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from httpd.service import Rejected
+from runtime.config import usual_http_loops
 from runtime.listener import Listener
 from runtime.queue_limit import QueueCounts, QueueLimit
 from runtime.request_ids import loop_of, request_ids
@@ -26,6 +27,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
         yield server.ready()
         server.end_clean()
         assert "exit 0 all_ended=True left=['MainThread']" in server.all_said()
+
+
+@pytest.mark.parametrize(
+    ("processors", "gil", "loops"),
+    [(1, False, 1), (7, False, 1), (8, False, 2), (16, False, 4), (128, False, 4), (128, True, 1)],
+)
+def test_loops_follow_processors(processors: int, gil: bool, loops: int) -> None:
+    assert usual_http_loops(processors, gil) == loops
 
 
 def test_ids_tell_the_loop() -> None:
