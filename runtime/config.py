@@ -18,7 +18,7 @@ CACHE_ISOLATIONS: Final = ("none", "key")
 
 
 def usual_http_loops(processors: int, gil: bool) -> int:
-    """One for four processors, four at most: as many as the others leave busy.
+    """One for four processors, four at most: the engine, tokenizers and others need the rest.
 
     On 16 processors one loop carries 21,000 tokens a second over HTTP/1.1, four 50,000
     (perf/results/bench_frontend_loops.json); with a GIL all of them share one processor.

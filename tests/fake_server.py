@@ -47,7 +47,7 @@ def main() -> None:
     for kind, variable in (("api", API_KEYS), ("admin", ADMIN_KEYS)):
         file = settings.pop(f"{kind}_key_file", None)
         settings[f"{kind}_keys"] = take_keys(None if file is None else Path(file), variable)
-    settings = {"http_loops": 1, **settings}  # on any machine
+    settings.setdefault("http_loops", 1)  # on any machine
     config = ServerConfig(EngineConfig(Path("fake"), max_running=8), port=0, **settings)
     code, all_ended = serve.run(config, load)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon]

@@ -250,7 +250,8 @@ def test_long_contexts_make_no_small_step(cases: Callable[[str], Expected]) -> N
 
 
 def test_buckets_cover_every_number_of_rows() -> None:
-    assert buckets_up_to(300)[-2:] == (256, 300) and buckets_up_to(2000)[-1] == MOST_ROWS
+    assert buckets_up_to(256)[-1] == 256 and buckets_up_to(300)[-2:] == (256, 300)
+    assert buckets_up_to(1024)[-1] == 1024 and buckets_up_to(2000)[-1] == MOST_ROWS
     assert buckets_up_to(6) == (1, 2, 4, 6) and buckets_up_to(1) == (1,)
 
 
